@@ -1,0 +1,87 @@
+"""Attention with positions: the definition, and the switch to a faster backend."""
+
+from collections.abc import Iterable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from whereformer import backends
+from whereformer.encoding import PositionEncoding
+from whereformer.errors import InputError
+from whereformer.forms import Forms
+from whereformer.grid import Grid
+from whereformer.mask import Mask
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    encodings: Iterable[PositionEncoding] = (),
+    *,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention of tokens that lie on a grid, with what `encodings` say about where they are.
+
+    Args:
+        q, k, v: [batch, heads, tokens, head_dim], of one dtype; q is not yet scaled.
+        grid: where the tokens are.
+        encodings: whose rotations, biases and value terms take part, in this order.
+        mask: broadcastable to [batch, heads, queries, keys]. Boolean: True where a query may attend to a key.
+            Floating: added to the logits; −inf, or the lowest number of its dtype, forbids. A query with
+            nothing to attend to gets zeros.
+        dropout: probability of dropping an attention weight; 0 outside of training.
+        backend: "reference" (the definition), "sdpa" (torch's scaled_dot_product_attention), or "auto", the
+            fastest that can serve. An explicit backend that cannot serve raises.
+
+    Returns:
+        [batch, heads, tokens, head_dim].
+
+    >>> import torch
+    >>> q = k = v = torch.ones(1, 2, 7, 4)
+    >>> attention(q, k, v, Grid(2, 3, prefix=1)).shape
+    torch.Size([1, 2, 7, 4])
+    """
+    _check(q, k, v, grid, dropout)
+    allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
+    q = q * q.shape[-1] ** -0.5
+    encodings = tuple(encodings)
+    forms = Forms(
+        rotations=tuple(form for e in encodings for form in e.rotations(grid)),
+        biases=tuple(form for e in encodings for form in e.biases(q, k, grid)),
+        values=tuple(form for e in encodings for form in e.values(v, grid)),
+    )
+    attend = backends.choose(backend, forms) or reference
+    return attend(q, k, v, forms, allowed, dropout)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
+    """The definition of attention with positions; every backend must agree with it. q is already scaled."""
+    turned_q, turned_k = q, k
+    for rotate in forms.rotations:
+        turned_q, turned_k = rotate(turned_q), rotate(turned_k)
+    logits = turned_q @ turned_k.mT
+    for bias in forms.biases:
+        logits = logits + bias.dense().to(logits.dtype)
+    weights = logits.softmax(-1) if mask is None else mask.softmax(logits)
+    weights = F.dropout(weights, dropout)
+    out = weights @ v
+    for term in forms.values:
+        out = out + term.dense(weights)
+    return out
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, grid: Grid, dropout: float) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise InputError(f"{name} {tuple(x.shape)}, expected [batch, heads, tokens, head_dim]")
+        if x.shape != q.shape or x.dtype != q.dtype:
+            raise InputError(
+                f"{name} is {tuple(x.shape)} {x.dtype}, but q is {tuple(q.shape)} {q.dtype}: expected the same"
+            )
+        grid.check(x.shape[-2], name)
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout={dropout!r}, expected a probability, 0 <= dropout < 1")

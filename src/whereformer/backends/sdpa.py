@@ -1,0 +1,69 @@
+"""What torch's scaled_dot_product_attention can take: rotations, extra features, one mask."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whereformer.forms import AddedValues, AxisBias, Bias, Forms, LowRankBias
+from whereformer.grid import Grid
+from whereformer.mask import Mask
+
+
+def cannot(forms: Forms) -> str:
+    """Why these forms cannot be served, or "" if they can."""
+    for term in forms.values:
+        if not isinstance(term, AddedValues):
+            return f"{type(term).__name__} needs the attention weights, which the fused kernel does not give"
+    return ""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
+    """As `whereformer.attention.reference`.
+
+    A bias of low rank, left · right, rides along as extra features of q and k, so that nothing of size
+    queries x keys is made; all other biases are added up into one mask.
+    """
+    head_dim = q.shape[-1]
+    for rotate in forms.rotations:
+        q, k = rotate(q), rotate(k)
+    features, biases = split(forms.biases, room=head_dim)
+    if features:
+        q = torch.cat([q, *(f.left.to(q.dtype).expand(*q.shape[:-1], -1) for f in features)], -1)
+        k = torch.cat([k, *(f.right.to(k.dtype).expand(*k.shape[:-1], -1) for f in features)], -1)
+        v = F.pad(v, (0, q.shape[-1] - head_dim))
+    dense = [bias.dense().to(q.dtype) for bias in biases]
+    if mask is not None:
+        dense.append(mask.bias(q.dtype))
+    added = sum(dense[1:], start=dense[0]) if dense else None
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=1.0)
+    out = out[..., :head_dim]
+    if mask is not None:
+        out = out.masked_fill(mask.idle, 0)
+    for term in forms.values:
+        assert isinstance(term, AddedValues)
+        out = out + term.term
+    return out
+
+
+def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bias]]:
+    """The biases that fit into `room` more features, as such, and the others."""
+    features: list[LowRankBias] = []
+    others: list[Bias] = []
+    for bias in biases:
+        if isinstance(bias, AxisBias) and bias.keys.height + bias.keys.width <= room:
+            bias = LowRankBias(torch.cat([bias.rows, bias.columns], -1), _one_hot(bias.keys, bias.rows))
+        if isinstance(bias, LowRankBias) and bias.left.shape[-1] <= room:
+            room -= bias.left.shape[-1]
+            features.append(bias)
+        else:
+            others.append(bias)
+    return features, others
+
+
+def _one_hot(keys: Grid, like: Tensor) -> Tensor:
+    """[keys.tokens, height + width]: ones at each patch's row and column; zeros for prefix tokens."""
+    rows = torch.eye(keys.height, dtype=like.dtype, device=like.device).repeat_interleave(keys.width, 0)
+    columns = torch.eye(keys.width, dtype=like.dtype, device=like.device).repeat(keys.height, 1)
+    return F.pad(torch.cat([rows, columns], -1), (0, 0, keys.prefix, 0))

@@ -1,0 +1,77 @@
+"""The four moments at which an encoding may speak to a transformer."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from whereformer.errors import InputError
+from whereformer.forms import Bias, Rotation, Values
+from whereformer.grid import Grid
+
+MOMENTS = ("tokens", "rotations", "biases", "values")
+
+
+class PositionEncoding(nn.Module):
+    """Where tokens are, said at up to four moments; a moment that is not overridden is silent.
+
+    A subclass is one encoding of one paper. It is built as `Encoding(dim, num_heads, grid, *, its_own=...)`,
+    works on any grid afterwards, keeps nothing but its parameters, and is final.
+
+    Args:
+        dim: features of a token, all heads together.
+        num_heads: attention heads; divides `dim`.
+        grid: the home grid: what tables are made for.
+    """
+
+    formula: ClassVar[str] = ""
+    """The encoding in one line."""
+    paper: ClassVar[str] = ""
+    """Where the encoding was published."""
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+        super().__init__()
+        if not isinstance(grid, Grid):
+            raise InputError(f"{type(self).__name__}: grid={grid!r}, expected a whereformer.Grid")
+        for name, value in (("dim", dim), ("num_heads", num_heads)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{type(self).__name__}: {name}={value!r}, expected a positive integer")
+        if dim % num_heads:
+            raise InputError(f"{type(self).__name__}: dim={dim} is not a multiple of num_heads={num_heads}")
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.grid = grid
+
+    def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        """Before a block: tokens [batch, tokens, dim] to tokens of the same shape and dtype."""
+        return x
+
+    def rotations(self, grid: Grid) -> Iterable[Rotation]:
+        """Before the dot product: turns of queries and keys."""
+        return ()
+
+    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterable[Bias]:
+        """On the logits: biases. q (already scaled) and k, neither turned yet: [batch, heads, tokens, head_dim]."""
+        return ()
+
+    def values(self, v: Tensor, grid: Grid) -> Iterable[Values]:
+        """After the softmax: terms of the output. v: [batch, heads, tokens, head_dim]."""
+        return ()
+
+    def blocks(self, depth: int) -> Sequence[int]:
+        """Which blocks of a transformer of `depth` blocks hold one of these each (its tokens come before them)."""
+        attends = any(moment != "tokens" for moment in self.moments())
+        return range(depth if attends else 1)
+
+    def macs(self, grid: Grid) -> int:
+        """Multiply-adds that one of these costs, per image."""
+        return 0
+
+    def reset_parameters(self) -> None:
+        """Fill the parameters as the paper does at the start of training."""
+
+    @classmethod
+    def moments(cls) -> tuple[str, ...]:
+        """The moments at which this encoding speaks."""
+        return tuple(m for m in MOMENTS if getattr(cls, m) is not getattr(PositionEncoding, m))

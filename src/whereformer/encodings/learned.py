@@ -1,0 +1,48 @@
+import torch
+from torch import Tensor, nn
+
+from whereformer.encoding import PositionEncoding
+from whereformer.errors import InputError
+from whereformer.grid import Grid
+from whereformer.resample import resample
+
+
+class Learned(PositionEncoding):
+    """x_n += E_n, one learned row per token.   ViT, eq. 1; table of DeiT and timm.
+
+    On another grid the patches' rows are resampled as an image (bicubic, antialiased: timm's recipe); the
+    prefix tokens' rows are not.
+
+    Args:
+        prefix_rows: whether prefix tokens have rows of their own (ViT, DeiT) or get nothing added (DeiT-III).
+        std: of the truncated normal the table starts from (timm: .02).
+
+    Shapes: table [prefix rows + patches, dim], prefix rows first.
+    """
+
+    formula = "x_n + E_n"
+    paper = "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, eq. 1"
+
+    def __init__(
+        self, dim: int, num_heads: int, grid: Grid, *, prefix_rows: bool = True, std: float = 0.02
+    ) -> None:
+        super().__init__(dim, num_heads, grid)
+        self.prefix_rows = grid.prefix if prefix_rows else 0
+        self.std = std
+        self.table = nn.Parameter(torch.empty(self.prefix_rows + grid.patches, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.table, std=self.std)
+
+    def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        if self.prefix_rows and grid.prefix != self.prefix_rows:
+            raise InputError(
+                f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}"
+            )
+        prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
+        patches = patches.unflatten(0, (self.grid.height, self.grid.width))
+        patches = resample(patches, (grid.height, grid.width)).flatten(0, 1)
+        rows = torch.cat([prefix, patches]).to(x.dtype)
+        untouched = grid.prefix - self.prefix_rows
+        return torch.cat([x[:, :untouched], x[:, untouched:] + rows], 1)

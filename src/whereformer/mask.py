@@ -1,0 +1,60 @@
+"""Which queries may attend to which keys."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from whereformer.errors import InputError
+
+
+class Mask(NamedTuple):
+    """What a user's mask says, both parts broadcastable to [batch, heads, queries, keys].
+
+    Args:
+        allowed: boolean, True where a query may attend to a key.
+        added: added to the logits where allowed, or None.
+    """
+
+    allowed: Tensor
+    added: Tensor | None
+
+    @classmethod
+    def read(cls, mask: Tensor, logits_shape: tuple[int, ...]) -> "Mask":
+        """A boolean mask, or a floating one that forbids with −inf or the lowest number of its dtype."""
+        try:
+            fits = torch.broadcast_shapes(mask.shape, logits_shape) == torch.Size(logits_shape)
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise InputError(
+                f"mask {tuple(mask.shape)} cannot be broadcast to [batch, heads, queries, keys] = {logits_shape}"
+            )
+        if mask.dtype == torch.bool:
+            return cls(mask, None)
+        if not mask.dtype.is_floating_point:
+            raise InputError(
+                f"mask is {mask.dtype}, expected torch.bool (True = may attend) or a floating dtype"
+            )
+        return cls(mask > torch.finfo(mask.dtype).min, mask)
+
+    @property
+    def idle(self) -> Tensor:
+        """Queries with nothing to attend to: [..., queries, 1]."""
+        return ~self.allowed.any(-1, keepdim=True)
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Over the allowed keys; idle queries get zeros, and finite gradients. Half precision: in float32."""
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.added is not None:
+            exact = exact + self.added
+        exact = exact.masked_fill(~self.allowed, -torch.inf).masked_fill(self.idle, 0)
+        return exact.softmax(-1).masked_fill(~self.allowed, 0).to(logits.dtype)
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """The mask as one additive bias whose idle queries, having nothing to lose, may attend to all keys."""
+        if self.added is None:
+            bias = torch.zeros_like(self.allowed, dtype=dtype)
+        else:
+            bias = self.added.clamp(min=torch.finfo(dtype).min).to(dtype)
+        return bias.masked_fill(~self.allowed, -torch.inf).masked_fill(self.idle, 0)
