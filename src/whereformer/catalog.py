@@ -33,7 +33,7 @@ def parse(text: str) -> list[functools.partial[PositionEncoding]]:
     """What a text such as "learned + irpe(method='product', on='qkv')" asks for.
 
     Names are those of `CATALOG`, options are the keyword arguments of their classes, values are Python
-    literals. The names of the iRPE repository, rpe-{ratio}-{method}-{mode}-{shared heads}-{on}, are understood too.
+    literals. The iRPE repository's names, rpe-{ratio}-{method}-{mode}-{shared heads}-{on}, are understood too.
 
     Returns:
         one factory each: `factory(dim, num_heads, grid)` builds the encoding.
@@ -62,9 +62,7 @@ def spell(factory: Factory) -> str:
     """The text of one factory: `parse` reversed."""
     options = factory.keywords if isinstance(factory, functools.partial) else {}
     cls = factory.func if isinstance(factory, functools.partial) else factory
-    name = next(
-        (name for name, listed in CATALOG.items() if listed is cls), getattr(cls, "__name__", str(cls))
-    )
+    name = next((name for name, listed in CATALOG.items() if listed is cls), getattr(cls, "__name__", str(cls)))
     inside = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return f"{name}({inside})" if inside else name
 

@@ -52,7 +52,7 @@ class PositionEncoding(nn.Module):
         return ()
 
     def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterable[Bias]:
-        """On the logits: biases. q (already scaled) and k, neither turned yet: [batch, heads, tokens, head_dim]."""
+        """On the logits: biases. q, already scaled, and k, neither turned: [batch, heads, tokens, head_dim]."""
         return ()
 
     def values(self, v: Tensor, grid: Grid) -> Iterable[Values]:
@@ -60,7 +60,7 @@ class PositionEncoding(nn.Module):
         return ()
 
     def blocks(self, depth: int) -> Sequence[int]:
-        """Which blocks of a transformer of `depth` blocks hold one of these each (its tokens come before them)."""
+        """Which of `depth` blocks hold one of these each, counted from 0; its tokens come before the block."""
         attends = any(moment != "tokens" for moment in self.moments())
         return range(depth if attends else 1)
 

@@ -62,9 +62,7 @@ class Piecewise:
         if not (0 < self.alpha <= self.beta < math.inf and self.alpha < self.gamma < math.inf):
             raise InputError(f"{self}: expected 0 < alpha <= beta and alpha < gamma, in patches")
         if self.beta < 1:
-            raise InputError(
-                f"{self}: expected a beta of at least 1 patch: below it all offsets fall together"
-            )
+            raise InputError(f"{self}: expected a beta of at least 1 patch: below it all offsets fall together")
 
     @property
     def reach(self) -> int:

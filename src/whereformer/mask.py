@@ -28,14 +28,13 @@ class Mask(NamedTuple):
             fits = False
         if not fits:
             raise InputError(
-                f"mask {tuple(mask.shape)} cannot be broadcast to [batch, heads, queries, keys] = {logits_shape}"
+                f"mask {tuple(mask.shape)}, expected a shape that broadcasts to {tuple(logits_shape)},"
+                " [batch, heads, queries, keys]"
             )
         if mask.dtype == torch.bool:
             return cls(mask, None)
         if not mask.dtype.is_floating_point:
-            raise InputError(
-                f"mask is {mask.dtype}, expected torch.bool (True = may attend) or a floating dtype"
-            )
+            raise InputError(f"mask is {mask.dtype}, expected torch.bool (True = may attend) or a floating dtype")
         return cls(mask > torch.finfo(mask.dtype).min, mask)
 
     @property

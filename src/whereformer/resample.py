@@ -5,13 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def resample(
-    table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True
-) -> Tensor:
+def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True) -> Tensor:
     """Resize a table over a grid as if it were an image.
 
     Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made in float32
-    by torch's own interpolation of the identity, so that it runs in every dtype, on every device, deterministically.
+    by torch's own interpolation of the identity. So it runs in every dtype, on every device, deterministically.
 
     Args:
         table: [height, width, channels].

@@ -54,9 +54,7 @@ class IRPE(PositionEncoding):
     """
 
     formula = "e_ij + q_i·r_I(i,j) [k], + k_j·r_I(j,i) [q]; z_i + Σ_j a_ij r_I(i,j) [v]"
-    paper = (
-        "Wu et al. 2021, Rethinking and Improving Relative Position Encoding for Vision Transformer (iRPE)"
-    )
+    paper = "Wu et al. 2021, Rethinking and Improving Relative Position Encoding for Vision Transformer (iRPE)"
 
     def __init__(
         self,
@@ -78,8 +76,8 @@ class IRPE(PositionEncoding):
         scale_bias: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        self.method: Method = _one_of("method", SHORT.get(method, method), get_args(Method))
-        self.mode: Mode = _one_of("mode", SHORT.get(mode, mode), get_args(Mode))
+        self.method = _one_of("method", SHORT.get(method, method), get_args(Method))
+        self.mode = _one_of("mode", SHORT.get(mode, mode), get_args(Mode))
         _one_of("index", index, ("piecewise", "clip"))
         _one_of("quant", quant, ("squared", "rank"))
         if not isinstance(on, str) or not on or len(set(on)) < len(on) or set(on) - set("qkv"):
@@ -151,7 +149,8 @@ class IRPE(PositionEncoding):
         return len(self.on) * grid.tokens * self.dim * buckets
 
     def extra_repr(self) -> str:
-        return f"method={self.method!r}, mode={self.mode!r}, on={self.on!r}, shared={self.shared}, index={self.index}"
+        said = ("method", "mode", "on", "shared", "index")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in said)
 
 
 def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> str:

@@ -37,9 +37,7 @@ class Learned(PositionEncoding):
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         if self.prefix_rows and grid.prefix != self.prefix_rows:
-            raise InputError(
-                f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}"
-            )
+            raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")
         prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
         patches = patches.unflatten(0, (self.grid.height, self.grid.width))
         patches = resample(patches, (grid.height, grid.width)).flatten(0, 1)

@@ -61,7 +61,7 @@ class PEG(PositionEncoding):
     def blocks(self, depth: int) -> Sequence[int]:
         if max(self.after) + 1 >= depth:
             raise InputError(
-                f"PEG: after={max(self.after)}, but nothing attends after that in {depth} blocks (0 to {depth - 1})"
+                f"PEG: after={max(self.after)}, but of {depth} blocks, {max(self.after)} is not followed by one"
             )
         return [after + 1 for after in self.after]
 

@@ -35,9 +35,7 @@ class SinCos2D(PositionEncoding):
         if layout not in get_args(Layout):
             raise InputError(f"SinCos2D: layout={layout!r}, expected one of {list(get_args(Layout))}")
         if dim % 4 or (layout == "big_vision" and dim < 8):
-            raise InputError(
-                f"SinCos2D: dim={dim}, expected a multiple of 4 (and for 'big_vision' at least 8)"
-            )
+            raise InputError(f"SinCos2D: dim={dim}, expected a multiple of 4 (and for 'big_vision' at least 8)")
         if not temperature > 0:
             raise InputError(f"SinCos2D: temperature={temperature!r}, expected a positive number")
         self.layout: Layout = layout
