@@ -1,8 +1,7 @@
 """Where a vision transformer's patches are: every position encoding of the field, exact and easy to swap."""
 
 from whereformer import encodings
-
-# adapters
+from whereformer.adapters import describe, equip, load_checkpoint
 from whereformer.attention import attention
 from whereformer.catalog import parse
 from whereformer.encoding import PositionEncoding

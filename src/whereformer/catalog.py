@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from whereformer import encodings
-from whereformer.encoding import PositionEncoding
+from whereformer.encoding import PositionEncoding, overridden
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
@@ -124,4 +124,4 @@ class Entry:
 
 def entries() -> list[Entry]:
     """The facts behind `whereformer list`."""
-    return [Entry(name, cls.formula, cls.moments(), options(cls), cls.paper) for name, cls in CATALOG.items()]
+    return [Entry(name, cls.formula, overridden(cls), options(cls), cls.paper) for name, cls in CATALOG.items()]

@@ -71,7 +71,11 @@ class PositionEncoding(nn.Module):
     def reset_parameters(self) -> None:
         """Fill the parameters as the paper does at the start of training."""
 
-    @classmethod
-    def moments(cls) -> tuple[str, ...]:
+    def moments(self) -> tuple[str, ...]:
         """The moments at which this encoding speaks."""
-        return tuple(m for m in MOMENTS if getattr(cls, m) is not getattr(PositionEncoding, m))
+        return overridden(type(self))
+
+
+def overridden(cls: type[PositionEncoding]) -> tuple[str, ...]:
+    """The moments at which encodings of a class can speak."""
+    return tuple(m for m in MOMENTS if getattr(cls, m) is not getattr(PositionEncoding, m))

@@ -1,0 +1,7 @@
+"""Encodings for models as they are: give, describe, load."""
+
+from whereformer.adapters.checkpoint import load_checkpoint
+from whereformer.adapters.describe import describe
+from whereformer.adapters.equip import equip
+
+__all__ = ["describe", "equip", "load_checkpoint"]

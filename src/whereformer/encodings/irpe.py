@@ -90,6 +90,8 @@ class IRPE(PositionEncoding):
             raise InputError(f"IRPE: ratio={ratio!r}, expected a positive number of patches")
         self.on = "".join(side for side in "qkv" if side in on)
         self.shared = shared
+        self.quant = quant
+        self.rounded = rounded
         self.scale_bias = scale_bias
         beta = 2 * ratio if beta is None else beta
         g: Index = Clip(beta)
@@ -142,6 +144,9 @@ class IRPE(PositionEncoding):
             for part, mapping in self.mappings.items():
                 yield BucketValues(self.tables["v" + part], Buckets(mapping, grid, grid))
 
+    def moments(self) -> tuple[str, ...]:
+        return ("biases",) * ("q" in self.on or "k" in self.on) + ("values",) * ("v" in self.on)
+
     def macs(self, grid: Grid) -> int:
         if self.mode == "bias":
             return 0
@@ -149,7 +154,9 @@ class IRPE(PositionEncoding):
         return len(self.on) * grid.tokens * self.dim * buckets
 
     def extra_repr(self) -> str:
-        said = ("method", "mode", "on", "shared", "index")
+        own = {"euclidean": ("rounded",), "quantization": ("quant",)}.get(self.method, ())
+        own += ("scale_bias",) if self.mode == "bias" else ()
+        said = ("method", "mode", "on", "shared", "index", *own)
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in said)
 
 

@@ -35,6 +35,21 @@ class Learned(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.table, std=self.std)
 
+    @torch.no_grad()
+    def start_from(self, table: Tensor) -> None:
+        """Take the rows of a trained table [prefix rows + patches, dim] of the same grid.
+
+        Prefix rows that only one of the two has are zeros here, or left out.
+        """
+        patches = self.grid.patches
+        prefix = table[: table.shape[0] - patches]
+        if prefix.shape[0] != self.prefix_rows:
+            prefix = table.new_zeros(self.prefix_rows, self.dim)
+        self.table.copy_(torch.cat([prefix, table[-patches:]]))
+
+    def extra_repr(self) -> str:
+        return f"rows={self.prefix_rows} + {self.grid.height} * {self.grid.width}"
+
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         if self.prefix_rows and grid.prefix != self.prefix_rows:
             raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")

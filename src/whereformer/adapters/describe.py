@@ -1,0 +1,86 @@
+"""Say what sits where in a model."""
+
+import re
+from dataclasses import dataclass
+
+from torch import nn
+
+from whereformer.encoding import PositionEncoding
+from whereformer.errors import InputError
+from whereformer.grid import Grid
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One encoding of a model.
+
+    Args:
+        where: the name of the module that holds it, "" for the model itself.
+        encoding: class and options.
+        moments: when it speaks.
+        parameters: how many numbers it learns.
+    """
+
+    where: str
+    encoding: str
+    moments: tuple[str, ...]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What sits where; `print` it.
+
+    Args:
+        model: the model's class.
+        grid: home grid.
+        own_table: shape of the model's own position table, None if it has none.
+        seats: every encoding, in the order of `named_modules`.
+    """
+
+    model: str
+    grid: Grid
+    own_table: tuple[int, ...] | None
+    seats: tuple[Seat, ...]
+
+    def __str__(self) -> str:
+        own = "none" if self.own_table is None else " x ".join(map(str, self.own_table))
+        lines = [f"{self.model} on {self.grid}", f"  own position table: {own}"]
+        same: dict[tuple[object, ...], list[Seat]] = {}
+        for seat in self.seats:
+            same.setdefault((seat.encoding, re.sub(r"\d+", "N", seat.where)), []).append(seat)
+        for seats in same.values():
+            first, last = seats[0], seats[-1]
+            where = (first.where or "first tokens") + (f" ... {last.where}" if last is not first else "")
+            count = f"{len(seats)} x {first.parameters:,}" if len(seats) > 1 else f"{first.parameters:,}"
+            moments = ", ".join(first.moments) or "silent"
+            lines.append(f"  {where}: {first.encoding}, speaks at: {moments}, parameters: {count}")
+        return "\n".join(lines)
+
+
+def describe(model: nn.Module) -> Description:
+    """What sits where in a model that `whereformer.equip` has equipped.
+
+    Raises:
+        InputError: the model is not equipped.
+    """
+    home = getattr(model, "home_grid", None)
+    if not isinstance(home, Grid):
+        raise InputError(f"describe: {type(model).__name__} is not equipped; call whereformer.equip first")
+    seats = tuple(
+        Seat(
+            where=name.rpartition(".encodings.")[0],
+            encoding=f"{type(module).__name__}({module.extra_repr()})",
+            moments=module.moments(),
+            parameters=sum(p.numel() for p in module.parameters()),
+        )
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, PositionEncoding)
+    )
+    table = getattr(model, "pos_embed", None)
+    return Description(
+        model=type(model).__name__,
+        grid=home,
+        own_table=None if table is None else tuple(table.shape[1:]),
+        seats=seats,
+    )

@@ -1,0 +1,232 @@
+"""timm's VisionTransformer as a host of encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import torch
+from timm.layers.attention import Attention
+from timm.layers.patch_dropout import PatchDropout
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from whereformer.adapters.swap import Equipped, swap_class
+from whereformer.attention import attention
+from whereformer.catalog import Factory, spell
+from whereformer.encoding import PositionEncoding
+from whereformer.encodings import Learned
+from whereformer.errors import InputError
+from whereformer.grid import Grid
+
+
+@dataclass
+class Place:
+    """Where the tokens of the current forward are: filled before the first block, read by every layer."""
+
+    grid: Grid
+
+
+@dataclass
+class Placement:
+    """The encodings that come to one block."""
+
+    tokens: list[PositionEncoding] = field(default_factory=list)
+    attentions: list[list[PositionEncoding]] = field(default_factory=list)
+
+
+class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
+    """Encodings of tokens before the first block; the grid for all layers."""
+
+    encodings: nn.ModuleList
+    place: Place
+    encoding: str
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        self.place.grid = grid = _grid_of(self, x)
+        if self.pos_embed is not None:
+            x = super()._pos_embed(x)
+        else:
+            x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.view(x.shape[0], -1, x.shape[-1])], 1)
+        for encoding in self.encodings:
+            x = cast(PositionEncoding, encoding).tokens(x, grid)
+        return x if self.pos_embed is not None else self.pos_drop(x)
+
+    @property
+    def home_grid(self) -> Grid:
+        """Where tokens are at the size the model was built for."""
+        return _home_grid(self)
+
+    def no_weight_decay(self) -> set[str]:
+        ours = {
+            f"{where}.{name}"
+            for where, module in self.named_modules()
+            if isinstance(module, PositionEncoding)
+            for name, _ in module.named_parameters()
+        }
+        return super().no_weight_decay() | ours
+
+    def group_matcher(self, coarse: bool = False) -> dict:
+        groups = super().group_matcher(coarse)
+        return {**groups, "stem": f"{groups['stem']}|encodings"}
+
+
+class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
+    """Encodings of tokens before a later block."""
+
+    encodings: nn.ModuleList
+    place: Place
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        for encoding in self.encodings:
+            x = cast(PositionEncoding, encoding).tokens(x, self.place.grid)
+        return super().forward(x, *args, **kwargs)
+
+
+class EquippedAttention(Equipped, *((Attention,) if TYPE_CHECKING else ())):
+    """timm's `Attention`, its own projections around ours."""
+
+    encodings: nn.ModuleList
+    place: Place
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        batch, tokens, _ = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        if is_causal:
+            attn_mask = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).tril()
+        out = attention(
+            q,
+            k,
+            v,
+            self.place.grid,
+            cast("list[PositionEncoding]", self.encodings),
+            mask=attn_mask,
+            dropout=self.attn_drop.p if self.training else 0.0,
+        )
+        out = self.norm(out.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
+        if self.gate is not None:
+            out = out * self.gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+
+def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> None:
+    """As `whereformer.equip`: first everything that can fail, then the changes, which cannot."""
+    model = _accept(model)
+    grid = _home_grid(model)
+    placements = [Placement(attentions=[[] for _ in _attentions(block)]) for block in model.blocks]
+    for factory in factories:
+        _distribute(factory, model, grid, placements)
+    _check_patch_drop(model, placements)
+    if not keep_own:
+        _start_from_own(model, placements[0].tokens)
+
+    place = Place(grid)
+    if not keep_own:
+        model.pos_embed = None
+    for block, placement in zip(model.blocks, placements, strict=True):
+        for module, encodings in zip(_attentions(block), placement.attentions, strict=True):
+            if encodings:
+                _attach(module, EquippedAttention, encodings, place)
+    for block, placement in zip(model.blocks[1:], placements[1:], strict=True):
+        if placement.tokens:
+            _attach(block, EquippedBlock, placement.tokens, place)
+    _attach(model, EquippedModel, placements[0].tokens, place)
+    cast(EquippedModel, model).encoding = " + ".join(map(spell, factories))
+
+
+def _accept(model: nn.Module) -> VisionTransformer:
+    if isinstance(model, EquippedModel):
+        raise InputError(f"equip: the model has {model.encoding!r} already; equip a fresh one")
+    if not isinstance(model, VisionTransformer):
+        raise InputError(
+            f"equip: {type(model).__name__} is not a timm VisionTransformer"
+            " (and equip comes before torch.compile, DDP or FSDP)"
+        )
+    if type(model)._pos_embed not in (VisionTransformer._pos_embed, VisionTransformerDistilled._pos_embed):
+        raise InputError(f"equip: {type(model).__name__} adds positions in a way of its own (_pos_embed)")
+    if model.patch_embed.grid_size is None:
+        raise InputError("equip: the model has no home grid; build it with an img_size")
+    return model
+
+
+def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placements: list[Placement]) -> None:
+    """Build one encoding for each place that asks for it."""
+    heads = next((module.num_heads for block in model.blocks for module in _attentions(block)), 1)
+    scout = _build(factory, model, model.embed_dim, heads, grid)
+    attends = set(scout.moments()) - {"tokens"}
+    for number in scout.blocks(len(placements)):
+        placement = placements[number]
+        if not attends:
+            placement.tokens.append(_build(factory, model, model.embed_dim, heads, grid))
+            continue
+        modules = _attentions(model.blocks[number])
+        if not modules:
+            raise InputError(
+                f"equip: block {number} is a {type(model.blocks[number]).__name__} without timm's Attention,"
+                f" so {spell(factory)} cannot act there; encodings of tokens can"
+            )
+        for module, encodings in zip(modules, placement.attentions, strict=True):
+            encodings.append(_build(factory, model, module.attn_dim, module.num_heads, grid))
+        if "tokens" in scout.moments():
+            placement.tokens.append(placement.attentions[0][-1])
+
+
+def _build(factory: Factory, model: VisionTransformer, dim: int, heads: int, grid: Grid) -> PositionEncoding:
+    like = model.patch_embed.proj.weight
+    encoding = factory(dim, heads, grid)
+    if not isinstance(encoding, PositionEncoding):
+        raise InputError(f"equip: {factory!r} gave {type(encoding).__name__}, expected a PositionEncoding")
+    return encoding.to(like.device, like.dtype)
+
+
+def _check_patch_drop(model: VisionTransformer, placements: list[Placement]) -> None:
+    drops = isinstance(model.patch_drop, PatchDropout) and model.patch_drop.prob > 0
+    later = [e for p in placements for encodings in p.attentions for e in encodings]
+    later += [e for p in placements[1:] for e in p.tokens]
+    if drops and later:
+        raise InputError(
+            f"equip: patch_drop_rate={model.patch_drop.prob} drops patches before the blocks, after which"
+            f" {type(later[0]).__name__} cannot tell where the others are; build the model without it"
+        )
+
+
+def _start_from_own(model: VisionTransformer, encodings: list[PositionEncoding]) -> None:
+    """A learned table is what the model had: it goes on from there."""
+    for encoding in encodings:
+        if isinstance(encoding, Learned) and model.pos_embed is not None:
+            encoding.start_from(model.pos_embed[0])
+            return
+
+
+def _attach(module: nn.Module, behaviour: type[Equipped], encodings: list[PositionEncoding], place: Place) -> None:
+    swap_class(module, behaviour)
+    equipped = cast(EquippedBlock, module)
+    equipped.encodings = nn.ModuleList(encodings).train(module.training)
+    equipped.place = place
+
+
+def _attentions(block: nn.Module) -> list[Attention]:
+    """Exactly timm's Attention: a subclass may do something else."""
+    return [module for module in block.modules() if type(module) is Attention]
+
+
+def _home_grid(model: VisionTransformer) -> Grid:
+    return Grid(*model.patch_embed.grid_size, prefix=model.num_prefix_tokens)
+
+
+def _grid_of(model: VisionTransformer, x: Tensor) -> Grid:
+    """From the patch embedding's output: [batch, height, width, dim] (dynamic size) or [batch, patches, dim]."""
+    if x.ndim == 3:
+        return _home_grid(model)
+    return Grid(x.shape[1], x.shape[2], model.num_prefix_tokens)
+
+
+def _prefix_tokens(model: VisionTransformer, batch: int) -> Iterator[Tensor]:
+    for name in ("cls_token", "dist_token", "reg_token"):
+        token = getattr(model, name, None)
+        if token is not None:
+            yield token.expand(batch, -1, -1)
