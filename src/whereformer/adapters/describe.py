@@ -35,7 +35,7 @@ class Description:
         model: the model's class.
         grid: home grid.
         own_table: shape of the model's own position table, None if it has none.
-        seats: every encoding, in the order of `named_modules`.
+        seats: every encoding, in the order in which tokens come by.
     """
 
     model: str
@@ -67,7 +67,7 @@ def describe(model: nn.Module) -> Description:
     home = getattr(model, "home_grid", None)
     if not isinstance(home, Grid):
         raise InputError(f"describe: {type(model).__name__} is not equipped; call whereformer.equip first")
-    seats = tuple(
+    seats = [
         Seat(
             where=name.rpartition(".encodings.")[0],
             encoding=f"{type(module).__name__}({module.extra_repr()})",
@@ -76,11 +76,12 @@ def describe(model: nn.Module) -> Description:
         )
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, PositionEncoding)
-    )
+    ]
+    seats.sort(key=lambda seat: [int(part) if part.isdigit() else part for part in seat.where.split(".")])
     table = getattr(model, "pos_embed", None)
     return Description(
         model=type(model).__name__,
         grid=home,
         own_table=None if table is None else tuple(table.shape[1:]),
-        seats=seats,
+        seats=tuple(seats),
     )

@@ -53,8 +53,9 @@ def macs(model: nn.Module, height: int, width: int) -> int:
     channels = next(m for m in model.modules() if isinstance(m, nn.Conv2d)).in_channels
     with torch.no_grad():
         model(torch.empty(1, channels, height, width, device="meta"))
+    place: Any = getattr(model, "place", None)
     ours = [module for module in model.modules() if isinstance(module, PositionEncoding)]
-    return total + sum(encoding.macs(model.place.grid) for encoding in ours)
+    return total + sum(encoding.macs(place.grid) for encoding in ours)
 
 
 @dataclass(frozen=True)
