@@ -222,6 +222,19 @@ def test_compile_is_one_graph_and_follows_the_size():
         torch.testing.assert_close(compiled(images(height, width)), model(images(height, width)))
 
 
+@pytest.mark.parametrize(
+    "text", ["learned + peg + irpe(on='qkv')", "sincos2d + irpe(method='quant', quant='rank')"]
+)
+def test_export_with_any_batch_height_and_width(text):
+    model = equip(small(dynamic_img_size=True), text)
+    randomise(model)
+    size = {0: torch.export.Dim("batch", max=64)}
+    size |= {axis: 8 * torch.export.Dim(name, min=2, max=64) for axis, name in ((2, "height"), (3, "width"))}
+    exported = torch.export.export(model, (images(),), dynamic_shapes=(size,)).module()
+    for height, width, batch in [(32, 32, 2), (24, 64, 3), (40, 16, 1)]:
+        torch.testing.assert_close(exported(images(height, width, batch)), model(images(height, width, batch)))
+
+
 def test_autocast_and_half_precision():
     model = equip(small(qk_norm=True), "learned + peg + irpe(on='qkv')")
     randomise(model)

@@ -20,7 +20,8 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     Returns:
         [*size, channels], in the dtype of `table`; the very same values if the size stays.
     """
-    if tuple(table.shape[:2]) == tuple(size) and not torch.compiler.is_exporting():
+    exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to this one
+    if not exporting and tuple(table.shape[:2]) == tuple(size):
         return table
     exact = table.to(torch.promote_types(table.dtype, torch.float32))
     rows, columns = (
