@@ -1,7 +1,5 @@
 """timm's VisionTransformer as a host of encodings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -176,7 +174,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
 
 
 def _build(factory: Factory, model: VisionTransformer, dim: int, heads: int, grid: Grid) -> PositionEncoding:
-    like = model.patch_embed.proj.weight
+    like = next(model.patch_embed.parameters())
     encoding = factory(dim, heads, grid)
     if not isinstance(encoding, PositionEncoding):
         raise InputError(f"equip: {factory!r} gave {type(encoding).__name__}, expected a PositionEncoding")
