@@ -51,6 +51,7 @@ class Learned(PositionEncoding):
         return f"rows={self.prefix_rows} + {self.grid.height} * {self.grid.width}"
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        grid.check(x.shape[1], "x")
         if self.prefix_rows and grid.prefix != self.prefix_rows:
             raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")
         prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]

@@ -52,6 +52,7 @@ class PEG(PositionEncoding):
         nn.init.zeros_(self.bias)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        grid.check(x.shape[1], "x")
         prefix, patches = x[:, : grid.prefix], x[:, grid.prefix :]
         image = patches.mT.unflatten(-1, (grid.height, grid.width))
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)

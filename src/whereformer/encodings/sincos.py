@@ -42,6 +42,7 @@ class SinCos2D(PositionEncoding):
         self.temperature = temperature
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        grid.check(x.shape[1], "x")
         patches = x[:, grid.prefix :] + self.table(grid, x.device).to(x.dtype)
         return torch.cat([x[:, : grid.prefix], patches], 1)
 
