@@ -54,6 +54,9 @@ def attention(
         biases=tuple(form for e in encodings for form in e.biases(q, k, grid)),
         values=tuple(form for e in encodings for form in e.values(v, grid)),
     )
+    for rotate in forms.rotations:
+        if rotate.angles.shape[-2] != grid.patches:
+            raise InputError(f"rotation by angles {tuple(rotate.angles.shape)}, expected {grid.patches} patches")
     attend = backends.choose(backend, forms) or reference
     return attend(q, k, v, forms, allowed, dropout)
 
@@ -70,7 +73,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, 
     weights = F.dropout(weights, dropout)
     out = weights @ v
     for term in forms.values:
-        out = out + term.dense(weights)
+        out = out + term.dense(weights).to(out.dtype)
     return out
 
 

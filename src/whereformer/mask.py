@@ -13,7 +13,7 @@ class Mask(NamedTuple):
 
     Args:
         allowed: boolean, True where a query may attend to a key.
-        added: added to the logits where allowed, or None.
+        added: added to the logits where allowed, at least float32, at most 0; or None.
     """
 
     allowed: Tensor
@@ -35,7 +35,10 @@ class Mask(NamedTuple):
             return cls(mask, None)
         if not mask.dtype.is_floating_point:
             raise InputError(f"mask is {mask.dtype}, expected torch.bool (True = may attend) or a floating dtype")
-        return cls(mask > torch.finfo(mask.dtype).min, mask)
+        added = mask.to(torch.promote_types(mask.dtype, torch.float32))
+        # Softmax does not see what a whole row shares; a row of -1e9 would drown the logits, or overflow in half.
+        added = added - added.detach().amax(-1, keepdim=True)
+        return cls(mask > torch.finfo(mask.dtype).min, added)
 
     @property
     def idle(self) -> Tensor:
@@ -52,8 +55,5 @@ class Mask(NamedTuple):
 
     def bias(self, dtype: torch.dtype) -> Tensor:
         """The mask as one additive bias whose idle queries, having nothing to lose, may attend to all keys."""
-        if self.added is None:
-            bias = torch.zeros_like(self.allowed, dtype=dtype)
-        else:
-            bias = self.added.clamp(min=torch.finfo(dtype).min).to(dtype)
+        bias = torch.zeros_like(self.allowed, dtype=dtype) if self.added is None else self.added.to(dtype)
         return bias.masked_fill(~self.allowed, -torch.inf).masked_fill(self.idle, 0)

@@ -36,14 +36,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     dense = [bias.dense().to(q.dtype) for bias in biases]
     if mask is not None:
         dense.append(mask.bias(q.dtype))
-    added = sum(dense[1:], start=dense[0]) if dense else None
+    added = torch.atleast_2d(sum(dense[1:], start=dense[0])) if dense else None
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=1.0)
     out = out[..., :head_dim]
     if mask is not None:
         out = out.masked_fill(mask.idle, 0)
     for term in forms.values:
         assert isinstance(term, AddedValues)
-        out = out + term.term
+        out = out + term.term.to(out.dtype)
     return out
 
 
@@ -53,7 +53,9 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
     others: list[Bias] = []
     for bias in biases:
         if isinstance(bias, AxisBias) and bias.keys.height + bias.keys.width <= room:
-            bias = LowRankBias(torch.cat([bias.rows, bias.columns], -1), _one_hot(bias.keys, bias.rows))
+            axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
+            left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
+            bias = LowRankBias(left, _one_hot(bias.keys, bias.rows))
         if isinstance(bias, LowRankBias) and bias.left.shape[-1] <= room:
             room -= bias.left.shape[-1]
             features.append(bias)
