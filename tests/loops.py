@@ -39,7 +39,7 @@ def same_gradients(
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
 def places(grid: Grid) -> list[tuple[int, int] | None]:
