@@ -102,6 +102,8 @@ def _factory(term: ast.expr, text: str) -> functools.partial[PositionEncoding]:
         except ValueError:
             value = ast.unparse(key.value)
             raise InputError(f"{name}: {key.arg}={value} is not a literal (text needs quotes)") from None
+        if isinstance(accepted[key.arg], bool) and not isinstance(given[key.arg], bool):
+            raise InputError(f"{name}: {key.arg}={given[key.arg]!r}, expected True or False")
     return functools.partial(CATALOG[name], **given)
 
 

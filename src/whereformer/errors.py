@@ -1,2 +1,11 @@
+import math
+
+
 class InputError(ValueError):
     """What was asked cannot be: the message names the argument, its value and what is accepted."""
+
+
+def check_positive(what: str, value: object) -> None:
+    """Raise unless `value`, called `what`, is a positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"{what}={value!r}, expected a positive number")

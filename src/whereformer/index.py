@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 
 
@@ -32,7 +32,8 @@ class Clip:
     beta: float
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beta < math.inf:
+        check_positive("Clip: beta", self.beta)
+        if self.beta < 1:
             raise InputError(f"Clip: beta={self.beta!r}, expected a number of at least 1, in patches")
 
     @property
@@ -59,8 +60,10 @@ class Piecewise:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.alpha <= self.beta < math.inf and self.alpha < self.gamma < math.inf):
-            raise InputError(f"{self}: expected 0 < alpha <= beta and alpha < gamma, in patches")
+        for name, value in (("alpha", self.alpha), ("beta", self.beta), ("gamma", self.gamma)):
+            check_positive(f"Piecewise: {name}", value)
+        if not (self.alpha <= self.beta and self.alpha < self.gamma):
+            raise InputError(f"{self}: expected alpha <= beta and alpha < gamma, in patches")
         if self.beta < 1:
             raise InputError(f"{self}: expected a beta of at least 1 patch: below it all offsets fall together")
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_positive
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Euclidean, Index, Mapping, Piecewise, Quantization, Separable
@@ -76,8 +76,8 @@ class IRPE(PositionEncoding):
         scale_bias: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        self.method = _one_of("method", SHORT.get(method, method), get_args(Method))
-        self.mode = _one_of("mode", SHORT.get(mode, mode), get_args(Mode))
+        self.method = _one_of("method", method, get_args(Method))
+        self.mode = _one_of("mode", mode, get_args(Mode))
         _one_of("index", index, ("piecewise", "clip"))
         _one_of("quant", quant, ("squared", "rank"))
         if not isinstance(on, str) or not on or len(set(on)) < len(on) or set(on) - set("qkv"):
@@ -86,16 +86,17 @@ class IRPE(PositionEncoding):
             raise InputError(
                 f"IRPE: on={on!r} with mode='bias', which has no value side: expected 'q', 'k' or 'qk'"
             )
-        if not ratio > 0:
-            raise InputError(f"IRPE: ratio={ratio!r}, expected a positive number of patches")
+        check_positive("IRPE: ratio", ratio)
         self.on = "".join(side for side in "qkv" if side in on)
         self.shared = shared
         self.quant = quant
         self.rounded = rounded
         self.scale_bias = scale_bias
         beta = 2 * ratio if beta is None else beta
-        g: Index = Clip(beta)
-        if index == "piecewise":
+        g: Index
+        if index == "clip":
+            g = Clip(beta)
+        else:
             g = Piecewise(ratio if alpha is None else alpha, beta, 8 * ratio if gamma is None else gamma)
         self.index = g
         self.mappings: dict[str, Mapping] = {
@@ -161,6 +162,7 @@ class IRPE(PositionEncoding):
 
 
 def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> str:
-    if value not in accepted:
+    chosen = SHORT.get(value, value) if isinstance(value, str) else value
+    if chosen not in accepted:
         raise InputError(f"IRPE: {name}={value!r}, expected one of {list(accepted)}")
-    return value
+    return chosen

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample
 
@@ -28,6 +28,7 @@ class Learned(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         self.prefix_rows = grid.prefix if prefix_rows else 0
+        check_positive("Learned: std", std)
         self.std = std
         self.table = nn.Parameter(torch.empty(self.prefix_rows + grid.patches, dim))
         self.reset_parameters()

@@ -35,7 +35,7 @@ class PEG(PositionEncoding):
         kernel_size: int = 3,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        self.after = (after,) if isinstance(after, int) else tuple(after)
+        self.after = tuple(after) if isinstance(after, Sequence) else (after,)
         if not self.after or any(isinstance(a, bool) or not isinstance(a, int) or a < 0 for a in self.after):
             raise InputError(f"PEG: after={after!r}, expected a block, or blocks, counted from 0")
         if len(set(self.after)) < len(self.after):

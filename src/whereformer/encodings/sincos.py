@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 
 Layout = Literal["mae", "moco", "timm", "big_vision", "detr"]
@@ -36,8 +36,7 @@ class SinCos2D(PositionEncoding):
             raise InputError(f"SinCos2D: layout={layout!r}, expected one of {list(get_args(Layout))}")
         if dim % 4 or (layout == "big_vision" and dim < 8):
             raise InputError(f"SinCos2D: dim={dim}, expected a multiple of 4 (and for 'big_vision' at least 8)")
-        if not temperature > 0:
-            raise InputError(f"SinCos2D: temperature={temperature!r}, expected a positive number")
+        check_positive("SinCos2D: temperature", temperature)
         self.layout: Layout = layout
         self.temperature = temperature
 
