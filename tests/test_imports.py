@@ -1,0 +1,123 @@
+"""What may import what; what a bare import brings in; the public names; the doctests."""
+
+import ast
+import doctest
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whereformer
+
+SOURCE = Path(whereformer.__file__).parent
+
+CORE = {"errors", "grid", "index", "forms", "encoding", "encodings", "resample", "catalog", "attention"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "grid": {"errors"},
+    "index": {"errors", "grid"},
+    "forms": {"errors", "grid", "index"},
+    "mask": {"errors"},
+    "resample": set(),
+    "encoding": {"errors", "grid", "forms"},
+    "encodings": {"errors", "grid", "index", "forms", "encoding", "resample"},
+    "catalog": {"errors", "grid", "encoding", "encodings"},
+    "backends": {"errors", "grid", "index", "forms", "mask"},
+    "attention": {"errors", "grid", "forms", "encoding", "mask", "backends"},
+    "testing": {"errors", "grid", "forms", "encoding", "catalog", "attention", "backends"},
+    "adapters": CORE,
+    "lab": {*CORE, "adapters"},
+    "cli": {*CORE, "adapters", "lab"},
+}
+"""Each part of the package, and the parts it may import: those to its left in the picture of the design."""
+
+OPTIONAL_FREE = ALLOWED.keys() - {"adapters", "lab", "cli"}
+"""Parts that know no library but torch, not even inside a function."""
+
+
+def part(file: Path) -> str:
+    return file.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+FILES = sorted(file for file in SOURCE.rglob("*.py") if part(file) != "__init__")
+
+
+def imported(file: Path) -> set[str]:
+    """Full names of the modules, or names in them, that a file imports anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_parts_import_what_is_on_their_left(file: Path) -> None:
+    ours = {name.split(".")[1] for name in imported(file) if name.startswith("whereformer.")}
+    assert "whereformer" not in imported(file), "import names from the module that defines them"
+    unwanted = ours - ALLOWED[part(file)] - {part(file)}
+    assert not unwanted
+    if part(file) in OPTIONAL_FREE:
+        roots = {name.split(".")[0] for name in imported(file)} - {"whereformer", "torch"}
+        assert roots <= sys.stdlib_module_names
+
+
+def test_import_brings_in_torch_and_nothing_optional() -> None:
+    code = "import json, sys, torch; before = set(sys.modules); import whereformer, whereformer.testing;"
+    code += "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    brought = set(json.loads(found.stdout)) - sys.stdlib_module_names
+    assert brought == {"whereformer"}
+
+
+def test_public_names() -> None:
+    assert sorted(whereformer.__all__) == [
+        "AddedValues",
+        "AxisBias",
+        "BucketBias",
+        "BucketValues",
+        "Buckets",
+        "DenseBias",
+        "Grid",
+        "InputError",
+        "LowRankBias",
+        "OffsetBias",
+        "PositionEncoding",
+        "Rotation",
+        "attention",
+        "describe",
+        "encodings",
+        "equip",
+        "load_checkpoint",
+        "parse",
+    ]
+    for name in whereformer.__all__:
+        assert hasattr(whereformer, name)
+
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(whereformer.__path__, "whereformer.")
+    if not module.name.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("name", ["whereformer", *MODULES])
+def test_doctests(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+def test_there_are_doctests() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    with_examples = [
+        test.name for name in MODULES for test in finder.find(importlib.import_module(name)) if test.examples
+    ]
+    assert len(with_examples) >= 7
