@@ -346,6 +346,19 @@ def test_auto_is_the_fastest_that_can_serve() -> None:
     assert backends.choose("reference", Forms()) is None
 
 
+@pytest.mark.parametrize("saying", ["all together", "bucket values"])
+def test_attention_compiles_whole_with_masks(saying: str) -> None:
+    q, k, v = (leaf(BATCH, HEADS, TOKENS, HEAD_DIM) for _ in range(3))
+    encoding = SAYINGS[saying]()
+    torch.compiler.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    for kind in ("padding", "-inf"):
+        mask = some_mask(kind)[0]
+        expected = attention(q, k, v, GRID, [encoding], mask=mask, backend="reference")
+        same_gradients(compiled(q, k, v, GRID, [encoding], mask=mask), expected, {"q": q, "k": k, "v": v})
+    torch.compiler.reset()
+
+
 X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
 
 

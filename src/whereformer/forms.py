@@ -32,11 +32,6 @@ class Values(Protocol):
         ...
 
 
-def _expect(holds: bool, message: str) -> None:
-    if not holds:
-        raise InputError(message)
-
-
 @dataclass(frozen=True, eq=False)
 class Rotation:
     """Turn feature pairs: (x₁, x₂) -> (x₁ cos θ − x₂ sin θ, x₁ sin θ + x₂ cos θ), θ = angles[h, n, c].
@@ -51,22 +46,16 @@ class Rotation:
     layout: Literal["interleaved", "half"] = "interleaved"
 
     def __post_init__(self) -> None:
-        _expect(
-            self.layout in ("interleaved", "half"),
-            f"Rotation: layout={self.layout!r}, expected 'interleaved' or 'half'",
-        )
-        _expect(
-            self.angles.ndim == 3,
-            f"Rotation: angles {tuple(self.angles.shape)}, expected [heads, patches, pairs]",
-        )
+        if self.layout not in ("interleaved", "half"):
+            raise InputError(f"Rotation: layout={self.layout!r}, expected 'interleaved' or 'half'")
+        if self.angles.ndim != 3:
+            raise InputError(f"Rotation: angles {tuple(self.angles.shape)}, expected [heads, patches, pairs]")
 
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""
         patches, pairs = self.angles.shape[-2:]
-        _expect(
-            x.shape[-2] >= patches and x.shape[-1] >= 2 * pairs,
-            f"Rotation: angles {tuple(self.angles.shape)} do not fit features {tuple(x.shape)}",
-        )
+        if x.shape[-2] < patches or x.shape[-1] < 2 * pairs:
+            raise InputError(f"Rotation: angles {tuple(self.angles.shape)} do not fit features {tuple(x.shape)}")
         prefix = x.shape[-2] - patches
         turned, rest = x[..., prefix:, : 2 * pairs], x[..., prefix:, 2 * pairs :]
         cos, sin = self.angles.cos().to(x.dtype), self.angles.sin().to(x.dtype)
@@ -93,10 +82,9 @@ class OffsetBias:
 
     def __post_init__(self) -> None:
         size = (self.queries.height + self.keys.height - 1, self.queries.width + self.keys.width - 1)
-        _expect(
-            self.table.ndim == 3 and tuple(self.table.shape[1:]) == size,
-            f"OffsetBias: table {tuple(self.table.shape)}, expected [heads, {size[0]}, {size[1]}]",
-        )
+        if self.table.ndim != 3 or tuple(self.table.shape[1:]) != size:
+            found = tuple(self.table.shape)
+            raise InputError(f"OffsetBias: table {found}, expected [heads, {size[0]}, {size[1]}]")
 
     def dense(self) -> Tensor:
         dy, dx = self.queries.offsets(self.keys, self.table.device)
@@ -122,7 +110,8 @@ class BucketBias:
     side: Literal["query", "key"] = "query"
 
     def __post_init__(self) -> None:
-        _expect(self.side in ("query", "key"), f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
+        if self.side not in ("query", "key"):
+            raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
         _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
 
     def dense(self) -> Tensor:
@@ -148,10 +137,8 @@ class AxisBias:
 
     def __post_init__(self) -> None:
         found = (self.rows.shape[-1], self.columns.shape[-1])
-        _expect(
-            found == (self.keys.height, self.keys.width),
-            f"AxisBias: {found[0]} rows and {found[1]} columns, but the keys lie on {self.keys}",
-        )
+        if found != (self.keys.height, self.keys.width):
+            raise InputError(f"AxisBias: {found[0]} rows and {found[1]} columns, but the keys lie on {self.keys}")
 
     def dense(self) -> Tensor:
         bias = (self.rows[..., :, None] + self.columns[..., None, :]).flatten(-2)
