@@ -340,6 +340,25 @@ def test_an_image_alone_is_the_image_in_a_padded_batch(method: str) -> None:
     close(padded[:, :, kept], alone)
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_gradients_of_tables_are_deterministic(backend: str) -> None:
+    """Many pairs share a bucket; torch's deterministic mode accepts how they are summed, and runs are equal."""
+    grid = Grid(6, 6, prefix=1)
+    q, k, v = (leaf(BATCH, HEADS, grid.tokens, HEAD_DIM, dtype=torch.float32) for _ in range(3))
+    encoding = IRPE(HEADS * HEAD_DIM, HEADS, grid, on="qk" if backend == "auto" else "qkv")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (
+            torch.autograd.grad(
+                attention(q, k, v, grid, [encoding], backend=backend).sum(), list(encoding.parameters())
+            )
+            for _ in range(2)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(a.any() and torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_auto_is_the_fastest_that_can_serve() -> None:
     assert backends.choose("auto", SAYINGS["all together"]().forms) is sdpa.attend
     assert backends.choose("auto", SAYINGS["bucket values"]().forms) is None
@@ -354,6 +373,8 @@ def test_attention_compiles_whole_with_masks(saying: str) -> None:
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for kind in ("padding", "-inf"):
         mask = some_mask(kind)[0]
+        assert mask is not None
+        mask = mask.detach()
         expected = attention(q, k, v, GRID, [encoding], mask=mask, backend="reference")
         same_gradients(compiled(q, k, v, GRID, [encoding], mask=mask), expected, {"q": q, "k": k, "v": v})
     torch.compiler.reset()

@@ -70,8 +70,13 @@ def test_parts_import_what_is_on_their_left(file: Path) -> None:
 
 
 def test_import_brings_in_torch_and_nothing_optional() -> None:
-    code = "import json, sys, torch; before = set(sys.modules); import whereformer, whereformer.testing;"
-    code += "print(json.dumps(sorted({name.split('.')[0] for name in set(sys.modules) - before})))"
+    code = """
+import json, sys, warnings, torch
+before = set(sys.modules)
+warnings.simplefilter("error")
+import whereformer, whereformer.testing
+print(json.dumps(sorted({name.split(".")[0] for name in set(sys.modules) - before})))
+"""
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     brought = set(json.loads(found.stdout)) - sys.stdlib_module_names
     assert brought == {"whereformer"}

@@ -99,6 +99,17 @@ def test_every_pair_with_a_prefix_token_falls_in_the_last_bucket(prefix: int) ->
     assert found[prefix:, prefix:].max() < 49
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_prefix_tokens_of_another_number_in_turn(method: str) -> None:
+    """With and without a distillation token at the same size."""
+    encoding = irpe(method, Grid(14, 14, prefix=1))
+    for prefix in (1, 2, 1):
+        grid = Grid(14, 14, prefix)
+        q = torch.zeros(1, 1, grid.tokens, 8)
+        for bias in encoding.biases(q, q, grid):
+            assert bias.dense().shape[-2:] == (196 + prefix, 196 + prefix)
+
+
 def irpe(method: Any, grid: Grid) -> IRPE:
     return IRPE(8, 1, grid, method=method, ratio=METHODS[method])
 
