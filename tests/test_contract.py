@@ -143,6 +143,13 @@ class PatchesSeePrefix(SinCos2D):
         return torch.cat([x[:, : grid.prefix], patches + x[:, : grid.prefix].sum(1, keepdim=True)], 1)
 
 
+class SeesTheBatch(SinCos2D):
+    def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        patches = x[:, grid.prefix :]
+        centred = torch.cat([x[:, : grid.prefix], patches - patches.mean(0)], 1)
+        return super().tokens(centred, grid)
+
+
 class ForbidsFarPairs(PositionEncoding):
     """-inf leaves nothing where a mask forbids the near ones."""
 
@@ -265,6 +272,7 @@ BROKEN = {
     StumblesOverPrefix: "serves prefix tokens that it was not built for.*RuntimeError: shapes do not match",
     TouchesPrefix: "adds to prefix tokens nothing.*prefix tokens on .* are touched",
     PatchesSeePrefix: "adds to prefix tokens nothing.*patches on .* depend on prefix tokens",
+    SeesTheBatch: "each image of a batch as if it were alone: tokens on .*, alone is off by",
     ForbidsFarPairs: "finite gradients: attention on .* under a mask that is boolean .* is not finite",
     AnotherMeaningEachTime: "same on every backend.*attention on .* on backend 'auto', mask absent is off by",
     PromotesTokens: "keeps the dtype of tokens.*in torch.bfloat16 turn into torch.float32",

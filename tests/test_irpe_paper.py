@@ -91,9 +91,12 @@ def settings() -> Iterator[dict[str, Any]]:
 SETTINGS = list(settings())
 
 
-@pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_equations(number: int) -> None:
-    given = SETTINGS[number]
+@pytest.mark.parametrize(
+    ("number", "given"),
+    list(enumerate(SETTINGS)),
+    ids=[", ".join(f"{key}={value}" for key, value in given.items()) for given in SETTINGS],
+)
+def test_equations(number: int, given: dict[str, Any]) -> None:
     grid = GRIDS[number % len(GRIDS)]
     method = given["method"]
     encoding = IRPE(HEADS * HEAD_DIM, HEADS, grid, alpha=ALPHA, beta=BETA, gamma=GAMMA, **given).double()

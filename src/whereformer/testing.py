@@ -29,7 +29,7 @@ AWAY = Grid(5, 2, prefix=1)
 
 ROUNDINGS = 512
 """Roundings between input and output of equal computations in another order: sums over features and tokens."""
-HALF_ROUNDINGS = 8
+FORM_ROUNDINGS = 8
 """Roundings to the tokens' dtype on the way to one form or output: sums inside are kept in float32."""
 
 
@@ -78,6 +78,7 @@ def _check_shapes(encoding: PositionEncoding, grid: Grid) -> None:
     seen = _run(encoding, grid, inputs)
     for what, like in (("tokens", inputs.x), ("attention", inputs.q)):
         _hold(seen[what].shape == like.shape, f"{what} on {where} is {tuple(seen[what].shape)}")
+        _hold(seen[what].dtype == like.dtype, f"{what} on {where} is {seen[what].dtype}, given {like.dtype}")
     for what, value in seen.items():
         _hold(bool(value.isfinite().all()), f"{what} on {where} is not finite")
 
@@ -85,10 +86,11 @@ def _check_shapes(encoding: PositionEncoding, grid: Grid) -> None:
 def tells_the_truth(factory: Factory) -> None:
     """tells what it does: its moments, its blocks, its cost; and has no parameter that does nothing"""
     encoding = _make(factory, HOME)
-    spoken = {what.split()[0] for what in _said(encoding, _inputs(encoding, HOME), HOME)}
     inputs = _inputs(encoding, HOME)
-    if torch.equal(encoding.tokens(inputs.x, HOME), inputs.x):
-        spoken.discard("tokens")
+    said = _said(encoding, inputs, HOME)
+    spoken = {what.split()[0] for what in said}
+    if torch.equal(said["tokens"], inputs.x):
+        spoken.remove("tokens")
     told = set(encoding.moments())
     _hold(told == spoken, f"moments() tells {sorted(told)}, but on {HOME} it speaks at {sorted(spoken)}")
     blocks = list(encoding.blocks(12))
@@ -169,6 +171,19 @@ def spares_prefix_tokens(factory: Factory) -> None:
             _same(one, added[0], f"grids of two sizes, built for {encoding.grid}", roundings=4)
 
 
+def sees_one_image(factory: Factory) -> None:
+    """treats each image of a batch as if it were alone"""
+    encoding = _make(factory, HOME)
+    for grid in (HOME, AWAY):
+        inputs = _inputs(encoding, grid)
+        together = _forward(encoding, inputs, grid)
+        for image in range(BATCH):
+            one = slice(image, image + 1)
+            alone = _forward(encoding, Inputs(*(t[one] for t in inputs)), grid)
+            expected = {what: value[one] for what, value in together.items()}
+            _same(alone, expected, f"{grid}, alone", ROUNDINGS)
+
+
 def keeps_to_masks(factory: Factory) -> None:
     """gives queries with nothing to attend to only what its values say of no weights, and finite gradients"""
     encoding = _make(factory, HOME)
@@ -229,7 +244,7 @@ class _Truth:
         self.said = _said(exact, exact_inputs, grid)
         self.out = _forward(exact, exact_inputs, grid)["attention"]
         unit, sums = (torch.finfo(dtype).eps / 2 for dtype in (inputs.q.dtype, torch.float32))
-        self.error = HALF_ROUNDINGS * unit + grid.tokens * sums
+        self.error = FORM_ROUNDINGS * unit + grid.tokens * sums
         # A weight changes, relative to itself, by twice what a logit changes.
         _, q, k, v = exact_inputs
         logits = _size(q.abs() @ k.abs().mT) * q.shape[-1] ** -0.5
@@ -346,6 +361,7 @@ PROMISES: tuple[Callable[[Factory], None], ...] = (
     counts_tokens,
     knows_its_prefix,
     spares_prefix_tokens,
+    sees_one_image,
     keeps_to_masks,
     backends_agree,
     keeps_dtypes,
