@@ -171,19 +171,6 @@ def spares_prefix_tokens(factory: Factory) -> None:
             _same(one, added[0], f"grids of two sizes, built for {encoding.grid}", roundings=4)
 
 
-def sees_one_image(factory: Factory) -> None:
-    """treats each image of a batch as if it were alone"""
-    encoding = _make(factory, HOME)
-    for grid in (HOME, AWAY):
-        inputs = _inputs(encoding, grid)
-        together = _forward(encoding, inputs, grid)
-        for image in range(BATCH):
-            one = slice(image, image + 1)
-            alone = _forward(encoding, Inputs(*(t[one] for t in inputs)), grid)
-            expected = {what: value[one] for what, value in together.items()}
-            _same(alone, expected, f"{grid}, alone", ROUNDINGS)
-
-
 def keeps_to_masks(factory: Factory) -> None:
     """gives queries with nothing to attend to only what its values say of no weights, and finite gradients"""
     encoding = _make(factory, HOME)
@@ -216,6 +203,19 @@ def backends_agree(factory: Factory) -> None:
                         continue
                     got = _run(encoding, grid, mask=mask, backend=backend)
                     _same(got, expected, f"{grid} on backend {backend!r}, mask {kind}", ROUNDINGS)
+
+
+def sees_one_image(factory: Factory) -> None:
+    """treats each image of a batch as if it were alone"""
+    encoding = _make(factory, HOME)
+    for grid in (HOME, AWAY):
+        inputs = _inputs(encoding, grid)
+        together = _forward(encoding, inputs, grid)
+        for image in range(BATCH):
+            one = slice(image, image + 1)
+            alone = _forward(encoding, Inputs(*(t[one] for t in inputs)), grid)
+            expected = {what: value[one] for what, value in together.items()}
+            _same(alone, expected, f"{grid}, alone", ROUNDINGS)
 
 
 def keeps_dtypes(factory: Factory) -> None:
@@ -361,9 +361,9 @@ PROMISES: tuple[Callable[[Factory], None], ...] = (
     counts_tokens,
     knows_its_prefix,
     spares_prefix_tokens,
-    sees_one_image,
     keeps_to_masks,
     backends_agree,
+    sees_one_image,
     keeps_dtypes,
     sees_updates,
     forgets_sizes,
