@@ -241,7 +241,7 @@ class WritesOnItself(SinCos2D):
 
 class IsKeptByItsCache(SinCos2D):
     @functools.lru_cache  # noqa: B019
-    def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+    def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:  # type: ignore[override]
         with torch.inference_mode(False):
             return super().table(grid, device)
 
