@@ -1,7 +1,7 @@
 """What a model costs: parameters and multiply-adds."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ def paper_costs() -> Iterator[Cost]:
         yield _cost(name, encoding, None, millions, paper_macs)
 
 
-def costs(model: str, encodings: list[str], image_size: int | None = None) -> Iterator[Cost]:
+def costs(model: str, encodings: Sequence[str], image_size: int | None = None) -> Iterator[Cost]:
     """Counts of a timm model with each encoding.
 
     Args:
@@ -123,4 +123,7 @@ def _cost(name: str, encoding: str, image_size: int | None, *paper: float) -> Co
         raise InputError(f"model={name!r}, image size {image_size or 'its own'}: {error}") from None
     equip(model, encoding)
     height, width = model.patch_embed.img_size
+    for side, patch in zip((height, width), model.patch_embed.patch_size, strict=True):
+        if side % patch:
+            raise InputError(f"image_size={side}, expected a multiple of the patch size, {patch} pixels")
     return Cost(name, encoding, parameters(model), macs(model, height, width), *paper)

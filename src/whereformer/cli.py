@@ -1,0 +1,289 @@
+"""The command `whereformer`: one function per command."""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from whereformer import __version__
+from whereformer.errors import InputError
+
+USER_MISTAKE, INTERRUPTED = 2, 130
+
+COMPARE_EXAMPLES = """\
+examples:
+  whereformer compare
+      the embedded handwritten digits, a small vision transformer, eight encodings, in minutes on a CPU
+  whereformer compare --encodings "none; learned; irpe(on='qkv')" --seeds 3
+  whereformer compare --data path/to/images --model vit_small_patch16_224 --epochs 100
+      an image folder: train/<class>/*.jpg and validation/<class>/*.jpg, or <class>/*.jpg alone
+  whereformer compare --data torch/cifar10 --data-root data --download --image-size 32 --patch-size 4
+  whereformer compare --experiment my_experiment.py --out runs/mine
+  whereformer compare --resume runs/mine
+  torchrun --nproc-per-node 4 -m whereformer.cli compare --data path/to/images
+
+The same command again goes on where it stopped; runs that are finished are not repeated.
+"""
+
+LIST_EXAMPLES = """\
+examples:
+  whereformer list
+  whereformer list --json
+"""
+
+COST_EXAMPLES = """\
+examples:
+  whereformer cost
+  whereformer cost --model vit_base_patch16_224 --encodings "learned; irpe(on='qkv')" --image-size 384
+"""
+
+
+def compare(options: argparse.Namespace) -> None:
+    """train a vision transformer with each of several encodings, and compare them"""
+    _needs_lab()
+    from rich.console import Console
+
+    from whereformer.lab.compare import compare as run
+
+    experiment, out = _asked(options)
+    stderr = Console(stderr=True, highlight=False)
+    options.interrupted = f"interrupted; to go on: whereformer compare --resume {shlex.quote(str(out))}"
+    comparison = run(experiment, out, workers=options.workers, console=stderr)
+    if comparison is None:  # not the main process of a distributed launch
+        return
+    if options.json:
+        print(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
+    else:
+        header, *lines = comparison.table()
+        _print_table(header, lines)
+        for sentence in comparison.sentences:
+            print(sentence)
+        print(f"\nReport: {comparison.out / 'report.html'}")
+
+
+def list_encodings(options: argparse.Namespace) -> None:
+    """list the encodings, with what they say, when, and their options"""
+    from whereformer.catalog import entries
+
+    if options.json:
+        print(json.dumps([asdict(entry) for entry in entries()], indent=2))
+        return
+    header = ["name", "says", "when", "options", "source"]
+    lines = [
+        [
+            entry.name,
+            entry.formula,
+            ", ".join(entry.moments) or "never",
+            "\n".join(f"{name}={default!r}" for name, default in entry.options.items()),
+            entry.paper,
+        ]
+        for entry in entries()
+    ]
+    _print_table(header, lines, text=len(header))
+
+
+def cost(options: argparse.Namespace) -> None:
+    """count parameters and multiply-adds: the iRPE paper's models, or any of timm's"""
+    _needs_lab()
+    from whereformer.lab.cost import costs, paper_costs
+
+    if options.model is None and (options.encodings or options.image_size):
+        raise InputError("model=None, expected a timm model to go with --encodings and --image-size")
+    if options.model is None:
+        rows = list(paper_costs())
+    else:
+        rows = list(costs(options.model, _specs(options.encodings or ["none; learned; irpe"]), options.image_size))
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    header = ["model", "encoding", "params, M", "MACs, M"]
+    lines = [[row.model, row.encoding, f"{row.parameters / 1e6:.2f}", f"{row.macs / 1e6:.0f}"] for row in rows]
+    if options.model is None:
+        header += ["paper:\nparams, M", "paper:\nMACs, M"]
+        lines = [
+            [*line, f"{row.paper_parameters:.2f}", f"{row.paper_macs:.0f}"]
+            for line, row in zip(lines, rows, strict=True)
+        ]
+    _print_table(header, lines, text=2)
+    if options.model is None:
+        print(
+            "For values the paper counts a product per pair of tokens, O(n² d); ours, sums per bucket, O(n k d)."
+        )
+
+
+def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
+    """The experiment that the options describe, and its folder."""
+    from whereformer.lab.experiment import Experiment, images
+
+    if options.resume:
+        path = options.resume / "experiment.json"
+        if not path.is_file():
+            raise InputError(
+                f"resume={str(options.resume)!r}, expected a folder of a comparison: no {str(path)!r}"
+            )
+        if options.out and options.out != options.resume:
+            raise InputError("out: --resume goes on in its own folder; leave --out away")
+        base = Experiment.from_json(path.read_text())
+    elif options.experiment:
+        base = Experiment.from_python(options.experiment)
+    else:
+        base = images(options.data) if options.data not in (None, "digits") else Experiment()
+
+    fields = (
+        "data",
+        "data_root",
+        "classes",
+        "model",
+        "image_size",
+        "patch_size",
+        "epochs",
+        "batch_size",
+        "baseline",
+    )
+    changes = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
+    if options.learning_rate is not None:
+        changes["learning_rate"] = options.learning_rate
+    if options.download:
+        changes["data_args"] = {**base.data_args, "download": True}
+    if options.seeds is not None:
+        changes["seeds"] = tuple(range(options.seeds))
+    if options.encodings:
+        changes["encodings"] = _specs(options.encodings)
+        if options.baseline is None and base.baseline not in changes["encodings"] and changes["encodings"]:
+            changes["baseline"] = changes["encodings"][0]
+    if "model" in changes and changes["model"] != base.model:
+        changes["model_args"] = {}
+    if "epochs" in changes:
+        changes["warmup"] = min(base.warmup, changes["epochs"] // 10)
+    experiment = replace(base, **changes)
+    name = experiment.data.strip("/").replace("/", "-")
+    return experiment, options.resume or options.out or Path("runs") / f"{name}-{experiment.digest()}"
+
+
+def _specs(texts: Sequence[str]) -> tuple[str, ...]:
+    """The encodings of all texts, each of which may hold several, separated by semicolons."""
+    specs = (spec.strip() for text in texts for spec in text.split(";"))
+    return tuple(spec for spec in specs if spec)
+
+
+def _print_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, text: int = 1) -> None:
+    """To stdout; the first columns hold `text`, which may be folded, the others numbers."""
+    _needs("rich")
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_lines=text == len(header)
+    )
+    for i, title in enumerate(header):
+        if i < text:
+            table.add_column(title, overflow="fold")
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _needs_lab() -> None:
+    _needs("accelerate", "matplotlib", "rich", "safetensors", "scipy", "sklearn", "timm", "torchvision")
+
+
+def _needs(*packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise InputError(f'{", ".join(missing)} missing: pip install "whereformer[lab]"')
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        _fail(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    top = _Parser(prog="whereformer", description="Position encodings for vision transformers.")
+    top.add_argument("--version", action="version", version=f"whereformer {__version__}")
+    commands = top.add_subparsers(required=True, metavar="command", dest="command")
+
+    def add(name: str, function: Any, epilog: str | None = None) -> argparse.ArgumentParser:
+        text = function.__doc__
+        command = commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=raw)
+        command.set_defaults(function=function)
+        command.add_argument("--json", action="store_true", help="write JSON, and nothing else, to stdout")
+        return command
+
+    command = add("compare", compare, COMPARE_EXAMPLES)
+    what = command.add_argument_group("what to compare")
+    what.add_argument("--encodings", action="append", metavar="SPECS", help="separated by ;  (may be repeated)")
+    what.add_argument("--baseline", metavar="SPEC", help="what the others are compared with (none, or the first)")
+    what.add_argument("--seeds", type=_count, metavar="N", help="runs of each encoding, with seeds 0 to N - 1")
+    on = command.add_argument_group("on which images")
+    on.add_argument("--data", help="digits (the default), an image folder, torch/..., hfds/..., wds/...: see timm")
+    on.add_argument("--data-root", metavar="DIR", help="where torch/..., hfds/... and wds/... keep their files")
+    on.add_argument("--download", action="store_true", help="let torch/... download its files")
+    on.add_argument("--classes", type=_count, metavar="N", help="number of classes, if the data does not say it")
+    on.add_argument("--image-size", type=_count, metavar="PIXELS")
+    how = command.add_argument_group("with which model and recipe")
+    how.add_argument("--model", help="any vision transformer of timm")
+    how.add_argument("--patch-size", type=_count, metavar="PIXELS")
+    how.add_argument("--epochs", type=_count, metavar="N")
+    how.add_argument("--batch-size", type=_count, metavar="N", help="over all processes together")
+    how.add_argument("--lr", dest="learning_rate", type=float, metavar="RATE", help="peak learning rate")
+    where = command.add_argument_group("where")
+    where.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the results (runs/ and a name of its own)"
+    )
+    source = where.add_mutually_exclusive_group()
+    source.add_argument("--resume", type=Path, metavar="DIR", help="go on in a folder, with the experiment in it")
+    source.add_argument(
+        "--experiment", type=Path, metavar="FILE", help="Python that says experiment = Experiment(...)"
+    )
+    where.add_argument("--workers", type=_count, metavar="N", help="processes on a CPU (one per core)")
+
+    add("list", list_encodings, LIST_EXAMPLES)
+    command = add("cost", cost, COST_EXAMPLES)
+    command.add_argument(
+        "--model", help="a timm vision transformer (without: DeiT-Ti, S and B beside the paper's)"
+    )
+    command.add_argument("--encodings", action="append", metavar="SPECS", help="separated by ;  (may be repeated)")
+    command.add_argument("--image-size", type=_count, metavar="PIXELS", help="the model's own if not given")
+    return top
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 1 on")
+    return value
+
+
+def _fail(message: object) -> NoReturn:
+    if os.environ.get("RANK", "0") == "0":  # one line, not one per process
+        print(f"whereformer: error: {message}", file=sys.stderr)
+    raise SystemExit(USER_MISTAKE)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    options.interrupted = "interrupted"
+    try:
+        options.function(options)
+    except InputError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}" if error.strerror else error)
+    except KeyboardInterrupt:
+        print(f"\nwhereformer: {options.interrupted}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training and comparing encodings. Needs the extra `lab`: pip install "whereformer[lab]"."""

@@ -1,0 +1,149 @@
+"""A result is a folder, and every file in it is whole at any moment."""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whereformer.errors import InputError
+from whereformer.lab.experiment import Experiment
+
+State = dict[str, Any]  # what resume.pt holds: {"epoch", "model", "optimizer", "scaler", "best", "log"}
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Replaces the file at once: whoever reads it, even after a power cut, finds the old content or the new."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # some systems cannot sync a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+class Run:
+    """The folder of one run.
+
+    | file                                 | is                                                              |
+    |--------------------------------------|-----------------------------------------------------------------|
+    | experiment.json                      | the experiment of this run alone                                |
+    | log.jsonl                            | one line per epoch, up to the last checkpoint                   |
+    | resume.pt                            | the last checkpoint; gone when the run is finished              |
+    | last.safetensors, best.safetensors   | weights after the last epoch, and after the best on test images |
+    | result.json                          | the result; its presence says that the run is finished          |
+    """
+
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        self.folder = folder
+        self.writes = writes  # False in all processes but the main one
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.folder / "result.json"
+        return read_json(path) if path.exists() else None
+
+    def load(self) -> State | None:
+        path = self.folder / "resume.pt"
+        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+    def start(self, experiment: Experiment) -> None:
+        if self.writes:
+            write(self.folder / "experiment.json", experiment.to_json())
+
+    def save(self, state: State) -> None:
+        """A checkpoint. Its own copy of the log counts, so the two files need not change together."""
+        if self.writes:
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            write(self.folder / "resume.pt", buffer.getvalue())
+            write(self.folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in state["log"]))
+
+    def finish(
+        self, result: dict[str, Any], weights: Mapping[str, dict[str, Tensor]], about: dict[str, str]
+    ) -> None:
+        """Writes weights under their names ("last", "best"), with `about` as metadata, and then the result."""
+        from safetensors.torch import save
+
+        if self.writes:
+            for name, tensors in weights.items():
+                write(self.folder / f"{name}.safetensors", save(tensors, {"format": "pt", **about}))
+            write_json(self.folder / "result.json", result)
+            (self.folder / "resume.pt").unlink(missing_ok=True)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+
+
+def run_folder(out: Path, encoding: str, seed: int) -> Path:
+    return out / "runs" / slug(encoding) / f"seed-{seed}"
+
+
+def slug(text: str) -> str:
+    """A file name that is the text itself where that can be, and else tells texts apart by a digest.
+
+    >>> slug("sincos2d"), slug("irpe(on='qkv')")
+    ('sincos2d', 'irpe-on-qkv-1a6a67')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
+    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"
+
+
+@contextmanager
+def claimed(out: Path, experiment: Experiment) -> Iterator[None]:
+    """Holds the folder of a comparison for this process alone; refuses one that holds another experiment."""
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "wb") as lock:
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            pass
+        else:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"out={str(out)!r}: another comparison is at work there") from None
+        path = out / "experiment.json"
+        if path.exists():
+            _check_same(out, Experiment.from_json(path.read_text()).recipe(), experiment.recipe())
+        write(path, experiment.to_json())
+        yield
+
+
+def _check_same(out: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    changes = [f"{name}={there[name]!r}, not {asked[name]!r}" for name in asked if there[name] != asked[name]]
+    if changes:
+        raise InputError(
+            f"out={str(out)!r} holds another experiment, with {'; '.join(changes)}: give another folder"
+        )
