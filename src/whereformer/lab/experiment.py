@@ -21,7 +21,14 @@ ENCODINGS = (
     "irpe(on='qkv')",
     "learned + irpe",
 )
-SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "weight_init": "jax"}
+SMALL = {
+    "embed_dim": 48,
+    "depth": 3,
+    "num_heads": 3,
+    "weight_init": "jax",
+    "class_token": False,  # with one, patches of the last layer are not read, nor what is said about them there
+    "global_pool": "avg",
+}
 PRECISIONS = ("no", "bf16", "fp16")
 WHICH = (
     "encodings",
