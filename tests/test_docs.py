@@ -14,11 +14,7 @@ import whereformer
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = [
-    name
-    for _, name, _ in pkgutil.walk_packages(whereformer.__path__, "whereformer.")
-    if not name.endswith("__main__")
-]
+MODULES = [module.name for module in pkgutil.walk_packages(whereformer.__path__, "whereformer.")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -48,4 +44,4 @@ def test_doctests(name):
 def test_there_are_doctests():
     finder = doctest.DocTestFinder()
     found = [t for name in MODULES for t in finder.find(importlib.import_module(name)) if t.examples]
-    assert len(found) >= 6
+    assert len(found) >= 10

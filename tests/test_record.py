@@ -53,9 +53,9 @@ def test_other_processes_write_nothing(tmp_path):
 
 
 def test_a_folder_holds_one_experiment(tmp_path):
-    with claimed(tmp_path, Experiment()):
-        with pytest.raises(InputError, match="at work there"), claimed(tmp_path, Experiment()):
-            pass
+    twice = pytest.raises(InputError, match="at work there")
+    with claimed(tmp_path, Experiment()), twice, claimed(tmp_path, Experiment()):
+        pass
     with claimed(tmp_path, Experiment(seeds=(0, 1), encodings=("none", "peg"))):
         pass  # other runs of the same recipe
     with pytest.raises(InputError, match="epochs=30, not 31"), claimed(tmp_path, Experiment(epochs=31)):

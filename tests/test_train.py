@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -113,6 +114,14 @@ def test_what_cannot_be_built_is_named(tmp_path, changes, match):
         run(tmp_path, experiment, experiment.encodings[-1])
 
 
+@pytest.fixture
+def fresh_accelerate():
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
 def test_mixed_precision(tmp_path):
     experiment = replace(SHORT, precision="bf16", epochs=1, warmup=0)
     result = train(

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from whereformer import parse
+from whereformer.catalog import parse
 from whereformer.errors import InputError
 
 ENCODINGS = (

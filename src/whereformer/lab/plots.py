@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whereformer import BucketValues, Grid, PositionEncoding, load_checkpoint
+from whereformer.adapters import load_checkpoint
+from whereformer.encoding import PositionEncoding
+from whereformer.forms import BucketValues
+from whereformer.grid import Grid
 from whereformer.lab import record
 from whereformer.lab.data import Data, Share
 from whereformer.lab.experiment import Experiment

@@ -114,7 +114,7 @@ def slug(text: str) -> str:
     """A file name that is the text itself where that can be, and else tells texts apart by a digest.
 
     >>> slug("sincos2d"), slug("irpe(on='qkv')")
-    ('sincos2d', 'irpe-on-qkv-1a6a67')
+    ('sincos2d', 'irpe-on-qkv-d9b47d')
     """
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
     return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:6]}"

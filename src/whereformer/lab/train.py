@@ -15,7 +15,7 @@ from timm.scheduler.scheduler_factory import create_scheduler_v2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whereformer import equip
+from whereformer.adapters import equip
 from whereformer.adapters.checkpoint import metadata
 from whereformer.errors import InputError
 from whereformer.lab.data import Data, Share, seed_of
