@@ -294,6 +294,7 @@ def test_features_leave_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spy(*args: Tensor, attn_mask: Tensor | None, **more: float) -> Tensor:
         seen.append(attn_mask)
+        assert args[0].shape == args[1].shape == args[2].shape, "fused kernels want one head_dim"
         return fused(*args, attn_mask=attn_mask, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)

@@ -149,6 +149,22 @@ def test_rank_numbers_the_distances_of_the_plane_whatever_the_grid() -> None:
         assert found.tolist() == expected
 
 
+def test_rank_of_keys_on_a_larger_grid() -> None:
+    found = Buckets(Quantization(Clip(400), "rank"), Grid(1, 2), Grid(6, 7)).dense() - 400
+    large = ids(Quantization(Clip(400), "rank"), 6, 7) - 400
+    assert torch.equal(found, large[:2])
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_distances_are_rounded_before_g_or_not(rounded: bool) -> None:
+    """√13 = 3.61 is rounded to 4, whose bucket is 3; by itself it falls in 2."""
+    places = list(itertools.product(range(4), range(5)))
+    distances = [[math.hypot(a - c, b - d) for c, d in places] for a, b in places]
+    expected = [[piecewise(round(x) if rounded else x, 1.9, 3.8, 15.2) for x in row] for row in distances]
+    assert (ids(Euclidean(RELEASED, rounded), 4, 5) - 3).tolist() == expected
+    assert expected[0][places.index((2, 3))] == (3 if rounded else 2)
+
+
 def test_buckets_of_queries_and_keys_on_two_grids() -> None:
     mapping = Separable(Clip(2), Clip(3))
     queries, keys = Grid(2, 3, prefix=1), Grid(4, 2)

@@ -13,7 +13,7 @@ from loops import attend, clip, close, dense, leaf, piecewise, places, same_grad
 from whereformer import Grid, attention
 from whereformer.encodings import IRPE
 
-ALPHA, BETA, GAMMA = 1.3, 2.6, 10.4
+ALPHA, BETA, GAMMA = 1.9, 3.8, 15.2
 HEADS, HEAD_DIM = 2, 4
 GRIDS = (Grid(2, 7), Grid(4, 3, prefix=1), Grid(5, 2, prefix=2))
 SUMS_OF_SQUARES = sorted({a * a + b * b for a in range(20) for b in range(20)})
