@@ -148,7 +148,7 @@ def accuracy_of(model: nn.Module, data: Data, size: int, accelerator: Accelerato
 
 def accelerator_for(experiment: Experiment) -> Accelerator:
     try:
-        return Accelerator(mixed_precision=experiment.precision)
+        return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=experiment.precision)
     except ValueError as error:
         raise InputError(f"precision={experiment.precision!r} is not accepted here: {error}") from error
 
