@@ -107,7 +107,7 @@ def test_another_experiment_in_the_folder(capsys, tmp_path):
     (tmp_path / "experiment.json").write_text(Experiment().to_json())
     code, _, err = call(capsys, "compare", "--epochs", "7", "--out", str(tmp_path))
     assert code == 2
-    assert "epochs=30, not 7" in err
+    assert "epochs=25, not 7" in err
 
 
 def test_without_the_lab_extra_it_names_it(capsys, monkeypatch):

@@ -58,7 +58,7 @@ def test_a_folder_holds_one_experiment(tmp_path):
         pass
     with claimed(tmp_path, Experiment(seeds=(0, 1), encodings=("none", "peg"))):
         pass  # other runs of the same recipe
-    with pytest.raises(InputError, match="epochs=30, not 31"), claimed(tmp_path, Experiment(epochs=31)):
+    with pytest.raises(InputError, match="epochs=25, not 26"), claimed(tmp_path, Experiment(epochs=26)):
         pass
 
 

@@ -25,6 +25,7 @@ SMALL = {
     "embed_dim": 48,
     "depth": 3,
     "num_heads": 3,
+    "mlp_ratio": 2,
     "weight_init": "jax",
     "class_token": False,  # with one, patches of the last layer are not read, nor what is said about them there
     "global_pool": "avg",
@@ -63,8 +64,8 @@ class Experiment:
     patch_size: int = 2  # in pixels
     test_sizes: tuple[int, ...] = ()  # in pixels; (): 3/4, 1, 5/4 and 3/2 of the grid trained on
 
-    epochs: int = 30
-    batch_size: int = 64  # over all processes together
+    epochs: int = 25
+    batch_size: int = 48  # over all processes together
     optimizer: str = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.05
