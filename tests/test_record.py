@@ -48,7 +48,7 @@ def test_other_processes_write_nothing(tmp_path):
     run = Run(tmp_path / "run", writes=False)
     run.start(Experiment())
     run.save({"log": []})
-    run.finish({}, {}, {})
+    run.finish({}, [], {}, {})
     assert not (tmp_path / "run").exists()
 
 

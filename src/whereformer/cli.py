@@ -162,7 +162,7 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
     if "epochs" in changes:
         changes["warmup"] = min(base.warmup, changes["epochs"] // 10)
     experiment = replace(base, **changes)
-    name = experiment.data.strip("/").replace("/", "-")
+    name = Path(experiment.data).name
     return experiment, options.resume or options.out or Path("runs") / f"{name}-{experiment.digest()}"
 
 

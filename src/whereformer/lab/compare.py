@@ -41,9 +41,7 @@ def compare(
     main = accelerator.is_main_process
     data = load(experiment)
     with record.claimed(out, experiment) if main else nullcontext():
-        counts = _counts(
-            experiment, data
-        )  # builds every model: what cannot be built is refused before any training
+        counts = _counts(experiment, data)  # builds every model: what cannot be built is refused before training
         runs = {task: Run(run_folder(out, *task), writes=main) for task in experiment.runs}
         todo = [task for task, run in runs.items() if run.result() is None]
         accelerator.wait_for_everyone()
@@ -68,15 +66,15 @@ def _cores() -> int:
 
 def _counts(experiment: Experiment, data: Data) -> dict[str, dict[str, int]]:
     """Parameters, beyond those of the model without encoding, and multiply-adds per image, of each encoding."""
-    models = {spec: build(experiment, spec, 0, data) for spec in dict.fromkeys(("none", *experiment.encodings))}
-    bare = cost.parameters(models["none"])
-    return {
-        spec: {
-            "parameters_added": cost.parameters(models[spec]) - bare,
-            "macs": cost.macs(models[spec], experiment.image_size, experiment.image_size),
-        }
-        for spec in experiment.encodings
-    }
+    size = experiment.image_size
+    counts: dict[str, dict[str, int]] = {}
+    for spec in dict.fromkeys(("none", *experiment.encodings)):
+        model = build(experiment, spec, 0, data)
+        counts[spec] = {"parameters_added": cost.parameters(model), "macs": cost.macs(model, size, size)}
+    bare = counts["none"]["parameters_added"]
+    for count in counts.values():
+        count["parameters_added"] -= bare
+    return counts
 
 
 def _costs(experiment: Experiment, out: Path, data: Data, device: Any) -> dict[str, dict[str, float]]:

@@ -166,6 +166,10 @@ class Files:
             raise InputError(f"test_split={experiment.test_split!r} is trained on, expected another split")
         self.classes = experiment.classes or _classes(self.training)
         self.train_count, self.test_count = len(self.training), len(self.testing)
+        try:
+            self._transform(experiment.image_size, training=True)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise InputError(f"transform={dict(experiment.transform)!r} cannot be built: {error}") from error
 
     def train(self, seed: int, epoch: int, share: Share) -> Iterator[Batch]:
         return self._batches(self.training, self.experiment.image_size, share, (seed, epoch))

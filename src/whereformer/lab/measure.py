@@ -19,8 +19,9 @@ from whereformer.lab.experiment import Experiment
 from whereformer.lab.train import build, optimizer_of
 
 WARM_UP = 3  # rounds
-LEAST_ROUNDS = 10
-SECONDS = 10.0  # of rounds, if that is more than the least
+ROUNDS = 30
+LEAST_ROUNDS = 10  # where ROUNDS take more than SECONDS
+SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _interleaved(steps: list[_Step], device: torch.device, seconds: float) -> li
             step()
     rounds: list[list[float]] = []
     began = perf_counter()
-    while len(rounds) < LEAST_ROUNDS or perf_counter() - began < seconds:
+    while len(rounds) < LEAST_ROUNDS or (len(rounds) < ROUNDS and perf_counter() - began < seconds):
         rounds.append([_timed(step, device) for step in steps])
     return [median(times[i] / times[0] for times in rounds) for i in range(len(steps))]
 

@@ -53,9 +53,12 @@ def run_in_pool(
                     pipe.send(busy[pipe])
                 else:
                     del busy[pipe]
-    finally:
+                    pipe.send(None)
+    except BaseException:
         for process in processes.values():
             process.terminate()
+        raise
+    finally:
         for process in processes.values():
             process.join()
 
@@ -84,8 +87,8 @@ def _work(experiment: Experiment, out: Path, pipe: Connection) -> None:
     torch.set_num_threads(1)
     try:
         data, accelerator = load(experiment), accelerator_for(experiment)
-        while True:
-            encoding, seed = pipe.recv()
+        while (task := pipe.recv()) is not None:
+            encoding, seed = task
             run = Run(run_folder(out, encoding, seed))
             pipe.send(train(experiment, encoding, seed, data, run, accelerator, on_epoch=pipe.send))
     except (InputError, OSError) as error:

@@ -80,27 +80,37 @@ class Run:
 
     def start(self, experiment: Experiment) -> None:
         if self.writes:
+            for draft in self.folder.glob(".*.draft"):  # of a process that was killed
+                draft.unlink()
             write(self.folder / "experiment.json", experiment.to_json())
 
     def save(self, state: State) -> None:
-        """A checkpoint. Its own copy of the log counts, so the two files need not change together."""
+        """A checkpoint. The log in it is the one that counts: the two files need not change together."""
         if self.writes:
             buffer = io.BytesIO()
             torch.save(state, buffer)
             write(self.folder / "resume.pt", buffer.getvalue())
-            write(self.folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in state["log"]))
+            self._write_log(state["log"])
 
     def finish(
-        self, result: dict[str, Any], weights: Mapping[str, dict[str, Tensor]], about: dict[str, str]
+        self,
+        result: dict[str, Any],
+        log: list[dict[str, Any]],
+        weights: Mapping[str, dict[str, Tensor]],
+        about: dict[str, str],
     ) -> None:
         """Writes weights under their names ("last", "best"), with `about` as metadata, and then the result."""
         from safetensors.torch import save
 
         if self.writes:
+            self._write_log(log)
             for name, tensors in weights.items():
                 write(self.folder / f"{name}.safetensors", save(tensors, {"format": "pt", **about}))
             write_json(self.folder / "result.json", result)
             (self.folder / "resume.pt").unlink(missing_ok=True)
+
+    def _write_log(self, log: list[dict[str, Any]]) -> None:
+        write(self.folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in log))
 
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]

@@ -128,7 +128,7 @@ def train(
         "accuracy_by_size": {str(size): accuracy_of(plain, data, size, accelerator) for size in experiment.sizes},
         "seconds": sum(line["seconds"] for line in log),
     }
-    run.finish(result, {"last": _weights(plain), "best": best or {}}, metadata(plain))
+    run.finish(result, log, {"last": _weights(plain), "best": best or {}}, metadata(plain))
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     return result
