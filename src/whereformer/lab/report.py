@@ -96,7 +96,7 @@ class Comparison:
             f"accuracy\n{trained}, %",
             "minus base\n± 95 % CI",
             "params\nadded",
-            "MACs\nan image",
+            "MACs,\nM",
             "step\ntime",
             "peak\nmemory",
             f"accuracy\n{larger}, %",
@@ -107,7 +107,7 @@ class Comparison:
                 str(row.accuracy),
                 "base" if row.difference is None else str(row.difference),
                 f"{row.parameters_added:,}",
-                _short(row.macs),
+                f"{row.macs / 1e6:,.2f}",
                 f"{row.step_time:.2f}×",
                 f"{row.memory:.2f}×",
                 str(row.accuracy_by_size[str(largest)]),
@@ -200,17 +200,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _grid(experiment: Experiment) -> int:
     return experiment.image_size // experiment.patch_size
-
-
-def _short(count: int) -> str:
-    """
-    >>> _short(1_260_000_000), _short(3_210_000), _short(0)
-    ('1.26 G', '3.21 M', '0')
-    """
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return str(count)
 
 
 def page(comparison: Comparison, figures: Mapping[str, Path]) -> str:
