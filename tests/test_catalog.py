@@ -94,6 +94,8 @@ def test_old_names_take_part_in_sums() -> None:
         ("rpe-2.0-product-ctx-2-k", "cannot be read|is not a name"),
         ("rpe-2.0-prod-ctx-1-k", "is not a name"),
         ("irpe\0", "cannot be read"),
+        ("irpe(ratio=2, ratio=3)", "irpe: ratio is given twice"),
+        ("irpe(on={[]: 1})", "is not a literal"),
     ],
 )
 def test_texts_that_cannot_be_read(text: str, message: str) -> None:
@@ -126,6 +128,7 @@ def test_what_is_no_text(text: Any) -> None:
         ("irpe(ratio=0.4)", "beta of at least 1"),
         ("irpe(alpha=5, beta=4)", "alpha <= beta"),
         ("irpe(index='clip', beta=0.5)", "beta=0.5"),
+        ("irpe(index='clip', alpha=2)", "alpha=2, gamma=None with index='clip', which has beta alone"),
         ("irpe(beta='3')", "beta='3'"),
         ("sincos2d(temperature='hot')", "temperature='hot'"),
         ("peg(after='0')", "after='0'"),

@@ -99,7 +99,8 @@ SETTINGS = list(settings())
 def test_equations(number: int, given: dict[str, Any]) -> None:
     grid = GRIDS[number % len(GRIDS)]
     method = given["method"]
-    encoding = IRPE(HEADS * HEAD_DIM, HEADS, grid, alpha=ALPHA, beta=BETA, gamma=GAMMA, **given).double()
+    distances = {"beta": BETA} if given["index"] == "clip" else {"alpha": ALPHA, "beta": BETA, "gamma": GAMMA}
+    encoding = IRPE(HEADS * HEAD_DIM, HEADS, grid, **distances, **given).double()
     for table in encoding.parameters():
         torch.nn.init.normal_(table)
 

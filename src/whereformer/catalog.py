@@ -97,9 +97,11 @@ def _factory(term: ast.expr, text: str) -> functools.partial[PositionEncoding]:
     for key in call.keywords:
         if key.arg not in accepted:
             raise InputError(f"{name} has no option {key.arg!r}, expected one of {sorted(accepted)}")
+        if key.arg in given:
+            raise InputError(f"{name}: {key.arg} is given twice, in {text!r}")
         try:
             given[key.arg] = ast.literal_eval(key.value)
-        except ValueError:
+        except (ValueError, TypeError):
             value = ast.unparse(key.value)
             raise InputError(f"{name}: {key.arg}={value} is not a literal (text needs quotes)") from None
         if isinstance(accepted[key.arg], bool) and not isinstance(given[key.arg], bool):

@@ -95,6 +95,8 @@ class IRPE(PositionEncoding):
         beta = 2 * ratio if beta is None else beta
         g: Index
         if index == "clip":
+            if alpha is not None or gamma is not None:
+                raise InputError(f"IRPE: alpha={alpha}, gamma={gamma} with index='clip', which has beta alone")
             g = Clip(beta)
         else:
             g = Piecewise(ratio if alpha is None else alpha, beta, 8 * ratio if gamma is None else gamma)
