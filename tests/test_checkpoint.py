@@ -85,6 +85,16 @@ def test_our_own_files(tmp_path, kind):
     torch.testing.assert_close(load_checkpoint(other, source)(image), model(image))
 
 
+def test_a_model_that_kept_its_own_table_has_two():
+    def make() -> torch.nn.Module:
+        return equip(timm.create_model("test_vit", num_classes=3), "learned", keep_own=True)
+
+    model, other = make(), make()
+    load_checkpoint(other, model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+
+
 def refuse(model, source, *words):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(InputError) as error:

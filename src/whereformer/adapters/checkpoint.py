@@ -104,7 +104,7 @@ def _translate(weights: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor
 
 
 def _released_names(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(released, ours) for each table of the model."""
+    """(released, ours) for each table of the model that the released code has under a name of its own."""
     for where, module in model.named_modules():
         if isinstance(module, IRPE):
             kind = "bias" if module.mode == "bias" else "weight"
@@ -113,7 +113,7 @@ def _released_names(model: nn.Module) -> Iterator[tuple[str, str]]:
                 for part in module.mappings:
                     released = f"rpe_{side}.{parts[part]}lookup_table_{kind}"
                     yield f"{where.rpartition('encodings')[0]}{released}", f"{where}.tables.{side}{part}"
-        elif isinstance(module, Learned):
+        elif isinstance(module, Learned) and getattr(model, "pos_embed", None) is None:
             yield "pos_embed", f"{where}.table"
 
 
