@@ -392,6 +392,8 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
         (lambda: attention(X, X[..., :4], X, GRID), "k is .*expected the same"),
         (lambda: attention(X, X, X.double(), GRID), "v is .*float64, but q .*float32"),
         (lambda: attention(X, X, X, Grid(3, 2)), r"q has 7 tokens, .* holds 0 \+ 3 \* 2 = 6"),
+        (lambda: attention(X, X, X, (2, 3)), r"grid=\(2, 3\), expected a whereformer.Grid"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, IRPE(24, 3, GRID)), "one IRPE, expected a sequence"),  # pyright: ignore
         (lambda: attention(X, X, X, GRID, dropout=1.0), "dropout=1.0"),
         (lambda: attention(X, X, X, GRID, dropout=-0.1), "dropout=-0.1"),
         (

@@ -45,7 +45,7 @@ def attention(
     >>> attention(q, k, v, Grid(2, 3, prefix=1)).shape
     torch.Size([1, 2, 7, 4])
     """
-    _check(q, k, v, grid, dropout)
+    _check(q, k, v, grid, encodings, dropout)
     allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
     q = q * q.shape[-1] ** -0.5
     encodings = tuple(encodings)
@@ -77,7 +77,11 @@ def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, 
     return out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, grid: Grid, dropout: float) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encodings: object, dropout: float) -> None:
+    if not isinstance(grid, Grid):
+        raise InputError(f"grid={grid!r}, expected a whereformer.Grid")
+    if isinstance(encodings, PositionEncoding):
+        raise InputError(f"encodings: one {type(encodings).__name__}, expected a sequence: [encoding]")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise InputError(f"{name} {tuple(x.shape)}, expected [batch, heads, tokens, head_dim]")

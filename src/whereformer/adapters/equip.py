@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import nn
 
 from whereformer.catalog import Factory, parse
+from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,7 +41,13 @@ def equip(model: Model, encoding: str | Factory | Sequence[Factory], *, keep_own
 def _factories(encoding: str | Factory | Sequence[Factory]) -> list[Factory]:
     if isinstance(encoding, str):
         return list(parse(encoding))
-    factories = [encoding] if callable(encoding) else list(encoding)
+    factories = list(encoding) if isinstance(encoding, Sequence) else [encoding]
+    for factory in factories:
+        if isinstance(factory, PositionEncoding):
+            raise InputError(
+                f"encoding: {type(factory).__name__} is built already, but each block gets its own: give"
+                " the class, or a functools.partial of it"
+            )
     if not factories or not all(callable(factory) for factory in factories):
         raise InputError(f"encoding={encoding!r}, expected a text, an encoding class, or a sequence of classes")
     return factories

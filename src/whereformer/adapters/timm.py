@@ -148,6 +148,11 @@ def _accept(model: nn.Module) -> VisionTransformer:
         raise InputError(f"equip: {type(model).__name__} adds positions in a way of its own (_pos_embed)")
     if model.patch_embed.grid_size is None:
         raise InputError("equip: the model has no home grid; build it with an img_size")
+    if not (model.dynamic_img_size or getattr(model.patch_embed, "strict_img_size", True)):
+        raise InputError(
+            "equip: the patch embedding takes any size without telling which (strict_img_size=False);"
+            " build the model with dynamic_img_size=True"
+        )
     return model
 
 
