@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from whereformer.errors import InputError
 from whereformer.lab.compare import compare
 from whereformer.lab.data import load
 from whereformer.lab.experiment import Experiment
@@ -156,6 +157,16 @@ def test_a_disk_that_takes_no_more_costs_a_line_and_nothing_else(tmp_path):
     assert "Traceback" not in err
     finished(start(tmp_path))
     assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 2
+
+
+def test_an_experiment_that_cannot_be_built_leaves_the_folder_as_it_was(tmp_path):
+    (tmp_path / "experiment.json").write_text(TINY.to_json())
+    with pytest.raises(InputError, match="after=9"):
+        compare(replace(TINY, encodings=("none", "peg(after=9)")), tmp_path)
+    assert Experiment.from_json((tmp_path / "experiment.json").read_text()) == TINY
+    with pytest.raises(InputError, match="after=9"):
+        compare(replace(TINY, encodings=("none", "peg(after=9)")), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_several_processes_train_one_model(tmp_path):

@@ -62,6 +62,12 @@ def test_a_folder_holds_one_experiment(tmp_path):
         pass
 
 
+def test_a_damaged_result_is_named(tmp_path):
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(InputError, match=r"result\.json' is not JSON .*delete it"):
+        Run(tmp_path).result()
+
+
 def test_encodings_have_folders_of_their_own():
     texts = ["irpe", "irpe(on='k')", "irpe(on='q')", "irpe on k", "learned + irpe"]
     assert len({slug(text) for text in texts}) == len(texts)

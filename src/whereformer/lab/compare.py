@@ -40,8 +40,10 @@ def compare(
     accelerator = accelerator_for(experiment)
     main = accelerator.is_main_process
     data = load(experiment)
+    counts = _counts(
+        experiment, data
+    )  # builds every model: what cannot be built is refused before the folder changes
     with record.claimed(out, experiment) if main else nullcontext():
-        counts = _counts(experiment, data)  # builds every model: what cannot be built is refused before training
         runs = {task: Run(run_folder(out, *task), writes=main) for task in experiment.runs}
         todo = [task for task, run in runs.items() if run.result() is None]
         accelerator.wait_for_everyone()

@@ -51,7 +51,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{str(path)!r} is not JSON ({error}): delete it, and it is made again") from None
 
 
 class Run:
