@@ -1,4 +1,4 @@
-"""Where a vision transformer's patches are: every position encoding of the field, exact and easy to swap."""
+"""Where a vision transformer's patches are: position encodings, exact and easy to swap."""
 
 from whereformer import encodings
 from whereformer.adapters import describe, equip, load_checkpoint

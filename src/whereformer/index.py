@@ -80,7 +80,11 @@ class Piecewise:
 
 
 class Mapping(Protocol):
-    """A function from offsets (dy, dx), in patches and broadcast together, to buckets 0 ... count - 1."""
+    """A function from offsets (dy, dx), in patches, to buckets 0 ... count - 1.
+
+    The offsets are those of all pairs on two grids, shaped as `Grid.offsets` gives them: a mapping may rely on no
+    offset being larger than the axes are long.
+    """
 
     @property
     def count(self) -> int: ...
@@ -132,7 +136,7 @@ class Quantization:
 
     @staticmethod
     def _rank(squared: Tensor) -> Tensor:
-        """How many sums of two squares are smaller."""
+        """How many sums of two squares are smaller. The axes are as long as the grids, which bounds offsets."""
         side = sum(squared.shape)
         squares = torch.arange(side, device=squared.device).square()
         occurs = torch.zeros(2 * side * side, dtype=torch.long, device=squared.device)
