@@ -394,6 +394,13 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
         (lambda: attention(X, X, X, Grid(3, 2)), r"q has 7 tokens, .* holds 0 \+ 3 \* 2 = 6"),
         (lambda: attention(X, X, X, (2, 3)), r"grid=\(2, 3\), expected a whereformer.Grid"),  # pyright: ignore
         (lambda: attention(X, X, X, GRID, IRPE(24, 3, GRID)), "one IRPE, expected a sequence"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, [IRPE]), "IRPE.*expected PositionEncoding modules"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, None), "None, expected PositionEncoding"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, [IRPE(32, 4, GRID)]), "for 4 heads of 8 features, but q has 3 of 8"),
+        (lambda: attention(X.int(), X, X, GRID), "q is torch.int32, expected a floating tensor"),
+        (lambda: attention(X, X, None, GRID), "v is NoneType, expected a floating tensor"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, mask="a"), "mask='a', expected a tensor"),  # pyright: ignore
+        (lambda: attention(X, X, X, GRID, dropout="a"), "dropout='a'"),  # pyright: ignore
         (lambda: attention(X, X, X, GRID, dropout=1.0), "dropout=1.0"),
         (lambda: attention(X, X, X, GRID, dropout=-0.1), "dropout=-0.1"),
         (

@@ -141,9 +141,11 @@ def test_files_that_are_no_weights(tmp_path):
     (tmp_path / "text.pth").write_text("not a checkpoint")
     (tmp_path / "text.safetensors").write_text("not a checkpoint")
     (tmp_path / "empty.pth").write_bytes(b"")
+    (tmp_path / "junk.pth").write_bytes(b"hello" * 99)
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({"model": {"a": 1}}, tmp_path / "number.pth")
     for name, word in [("text.pth", "safely"), ("text.safetensors", "not a safetensors"), ("empty.pth", "safely"),
+                       ("junk.pth", "safely"),
                        ("list.pth", "holds a list"), ("number.pth", "'a' is a int")]:  # fmt: skip
         refuse(model, tmp_path / name, word)
     with pytest.raises(FileNotFoundError):
@@ -161,6 +163,20 @@ def test_nothing_in_a_file_is_run(tmp_path, capsys):
     torch.save({"model": Malicious()}, tmp_path / "bad.pth")
     refuse(small("irpe"), tmp_path / "bad.pth", "safely")
     assert capsys.readouterr().out == ""
+
+
+def test_a_model_without_memory_is_refused():
+    with torch.device("meta"):
+        model = small("learned")
+    with pytest.raises(InputError, match="meta device"):
+        load_checkpoint(model, small("learned").state_dict())
+
+
+def test_wrapped_models_and_other_sources_are_refused():
+    with pytest.raises(InputError, match="_orig_mod"):
+        load_checkpoint(torch.compile(small("irpe")), {})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="source=3"):
+        load_checkpoint(small("irpe"), 3)  # pyright: ignore[reportArgumentType]
 
 
 def test_an_unequipped_model_is_refused():

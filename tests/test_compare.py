@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,27 @@ def test_a_disk_that_takes_no_more_costs_a_line_and_nothing_else(tmp_path):
     assert len(list(tmp_path.glob("runs/*/*/result.json"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("runs/none/seed-0/result.json", b"{", "result.json"),
+        ("runs/none/seed-0/result.json", b"[]", "result.json"),
+        ("runs/none/seed-0/result.json", b"\xff\xfe", "result.json"),
+        ("runs/none/seed-0/log.jsonl", b"xx", "log.jsonl"),
+        ("runs/none/seed-0/last.safetensors", b"", "last.safetensors"),
+        ("experiment.json", b"{", "experiment.json"),
+        ("experiment.json", b"{}", "experiment.json"),
+        ("costs.json", b"{", "costs.json"),
+    ],
+)
+def test_a_damaged_file_is_named(comparison, tmp_path, name, content, word):
+    out = tmp_path / "copy"
+    shutil.copytree(comparison.out, out)
+    (out / name).write_bytes(content)
+    with pytest.raises(InputError, match=word):
+        compare(TINY, out, workers=1)
+
+
 def test_an_experiment_that_cannot_be_built_leaves_the_folder_as_it_was(tmp_path):
     (tmp_path / "experiment.json").write_text(TINY.to_json())
     with pytest.raises(InputError, match="after=9"):
@@ -187,12 +209,15 @@ def test_costs_are_those_of_a_training_step():
 
 
 def test_intervals_are_students():
-    difference = Difference.of([3.0, 5.0, 4.0], [1.0, 1.0, 1.0])
+    difference = Difference.of([3.0, 5.0, 4.0], [1.0, 1.0, 1.0], 0.1)
     assert difference.mean == 3
     assert difference.half == pytest.approx(4.302653 / 3**0.5)  # t of 2 degrees of freedom, sd 1, 3 seeds
     assert difference.sign == 1
-    assert Difference.of([1.0, 4.0], [1.0, 2.0]).sign == 0
-    assert Difference.of([1.0], [2.0]) == Difference(-1.0, None)
+    assert Difference.of([1.0, 4.0], [1.0, 2.0], 0.1).sign == 0
+    assert Difference.of([1.0], [2.0], 0.1) == Difference(-1.0, None)
+    one_image = Difference.of([50.25, 50.5], [50.0, 50.25], finest=0.25)
+    assert one_image == Difference(0.25, 0.25)
+    assert one_image.sign == 0
     assert str(Difference(-1.0, None)) == "-1.0"
     assert Spread.of([1.0, 3.0]) == Spread(2.0, 2**0.5)
     assert Spread.of([1.0]) == Spread(1.0, None)

@@ -360,6 +360,15 @@ def test_models_that_cannot(make, match):
         equip(make(), "irpe")
 
 
+def test_a_block_that_stands_twice_is_refused():
+    model = small()
+    model.blocks[1] = model.blocks[0]
+    before = snapshot(model)
+    with pytest.raises(InputError, match="several places"):
+        equip(model, "irpe")
+    assert snapshot(model) == before
+
+
 def test_a_model_of_ones_own_class():
     class Mine(timm.models.VisionTransformer):
         pass

@@ -27,7 +27,10 @@ def test_a_python_file(tmp_path):
     with pytest.raises(InputError, match="must define"):
         Experiment.from_python(path)
     path.write_text("experiment = (")
-    with pytest.raises(InputError, match="not Python"):
+    with pytest.raises(InputError, match=r"mine\.py' fails: SyntaxError"):
+        Experiment.from_python(path)
+    path.write_text("1 / 0")
+    with pytest.raises(InputError, match="ZeroDivisionError"):
         Experiment.from_python(path)
     with pytest.raises(InputError, match="no file"):
         Experiment.from_python(tmp_path / "nowhere.py")
@@ -85,6 +88,8 @@ def test_a_mistake_is_named_at_the_door(field, value):
 def test_json_with_unknown_fields_is_refused():
     with pytest.raises(InputError, match="epoch is not known"):
         Experiment.from_json('{"epoch": 3}')
+    with pytest.raises(InputError, match=r"baseline, .*warmup, .*missing"):
+        Experiment.from_json("{}")
     with pytest.raises(InputError, match="not JSON"):
         Experiment.from_json("{")
     with pytest.raises(InputError, match="not known"):
@@ -95,6 +100,12 @@ def test_sizes_are_whole_grids_with_the_one_trained_on():
     assert Experiment().sizes == (6, 8, 10, 12)
     assert Experiment(test_sizes=(16,)).sizes == (8, 16)
     assert images("photos").sizes == (160, 224, 288, 336)
+
+
+def test_warm_up_follows_the_epochs():
+    assert Experiment().warmup_epochs == 3
+    assert Experiment(epochs=1).warmup_epochs == 0
+    assert Experiment(epochs=100, warmup=5).warmup_epochs == 5
 
 
 def test_runs_go_seed_by_seed():

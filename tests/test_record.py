@@ -64,7 +64,10 @@ def test_a_folder_holds_one_experiment(tmp_path):
 
 def test_a_damaged_result_is_named(tmp_path):
     (tmp_path / "result.json").write_text("{")
-    with pytest.raises(InputError, match=r"result\.json' is not JSON .*delete it"):
+    (tmp_path / "resume.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"resume\.pt' is damaged .*delete it"):
+        Run(tmp_path).load()
+    with pytest.raises(InputError, match=r"result\.json' is damaged .*delete it"):
         Run(tmp_path).result()
 
 

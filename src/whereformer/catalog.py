@@ -50,8 +50,8 @@ def parse(text: str) -> list[functools.partial[PositionEncoding]]:
         raise InputError(f"encoding {text!r}, expected a text such as \"learned + irpe(on='qkv')\"")
     try:
         tree = ast.parse(_OLD_NAME.sub(_from_old_name, text.strip()), mode="eval")
-    except SyntaxError as error:
-        raise InputError(f"encoding {text!r} cannot be read: {error.msg}. {_EXAMPLE}") from None
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise InputError(f"encoding {text[:200]!r} cannot be read: {error}. {_EXAMPLE}") from None
     return [_factory(term, text) for term in _terms(tree.body)]
 
 

@@ -1,6 +1,7 @@
 """The command `whereformer`: one function per command."""
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -129,7 +130,7 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
             )
         if options.out and options.out != options.resume:
             raise InputError("out: --resume goes on in its own folder; leave --out away")
-        base = Experiment.from_json(path.read_text())
+        base = Experiment.from_file(path)
     elif options.experiment:
         base = Experiment.from_python(options.experiment)
     else:
@@ -147,6 +148,9 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
         "baseline",
     )
     changes = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
+    for name in ("data", "data_root"):  # the folder may be resumed from elsewhere
+        if changes.get(name, "digits") != "digits" and Path(changes[name]).is_dir():
+            changes[name] = str(Path(changes[name]).resolve())
     if options.learning_rate is not None:
         changes["learning_rate"] = options.learning_rate
     if options.download:
@@ -159,8 +163,6 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
             changes["baseline"] = changes["encodings"][0]
     if "model" in changes and changes["model"] != base.model:
         changes["model_args"] = {}
-    if "epochs" in changes:
-        changes["warmup"] = min(base.warmup, changes["epochs"] // 10)
     experiment = replace(base, **changes)
     name = Path(experiment.data).name
     return experiment, options.resume or options.out or Path("runs") / f"{name}-{experiment.digest()}"
@@ -272,14 +274,20 @@ def _fail(message: object) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show ω still shows the rest
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
     options.interrupted = "interrupted"
     try:
         options.function(options)
     except InputError as error:
         _fail(error)
+    except BrokenPipeError:  # whoever read stdout has left; nothing may be written to it at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}" if error.strerror else error)
+        _fail(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
     except KeyboardInterrupt:
         print(f"\nwhereformer: {options.interrupted}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None

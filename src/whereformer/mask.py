@@ -22,6 +22,8 @@ class Mask(NamedTuple):
     @classmethod
     def read(cls, mask: Tensor, logits_shape: tuple[int, ...]) -> "Mask":
         """A boolean mask, or a floating one that forbids with −inf or the lowest number of its dtype."""
+        if not isinstance(mask, Tensor):
+            raise InputError(f"mask={mask!r}, expected a tensor")
         try:
             fits = torch.broadcast_shapes(mask.shape, logits_shape) == torch.Size(logits_shape)
         except RuntimeError:

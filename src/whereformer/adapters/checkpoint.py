@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from whereformer.adapters.describe import describe
 from whereformer.encodings import IRPE, Learned
 from whereformer.errors import InputError
+from whereformer.grid import Grid
 
 ENCODING_KEY = "whereformer.encoding"
 """The metadata of our safetensors files that says which encoding the weights are for."""
@@ -35,6 +35,13 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike[str] | Mapping[s
         InputError: keys are missing, unexpected or of another shape (all are named), or the file was written for
             another encoding.
     """
+    if not isinstance(getattr(model, "home_grid", None), Grid):
+        raise InputError(
+            f"load_checkpoint: {type(model).__name__} is not equipped; call whereformer.equip first"
+            " (and give the model inside DDP or torch.compile: .module, ._orig_mod)"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError("load_checkpoint: the model is on the meta device; give it memory first: model.to_empty")
     given, written_for = _read(source)
     weights = _translate(_tensors(given), model)
     problems = list(_problems(weights, model.state_dict()))
@@ -58,6 +65,8 @@ def _read(source: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Mappin
     """The content of a file, and the encoding its metadata names."""
     if isinstance(source, Mapping):
         return source, None
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"source={source!r}, expected a path or a state dict")
     path = Path(source)
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError, safe_open
@@ -72,7 +81,9 @@ def _read(source: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Mappin
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the released files keep their arguments
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged or hostile file can fail anywhere in torch.load
         raise InputError(f"{path} is not a file of weights that can be read safely: {error}") from None
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}, expected a state dict")

@@ -115,6 +115,8 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
     """As `whereformer.equip`: first everything that can fail, then the changes, which cannot."""
     model = _accept(model)
     grid = _home_grid(model)
+    if len({id(block) for block in model.blocks}) < len(model.blocks):
+        raise InputError("equip: one block stands in several places of the model; each needs encodings of its own")
     placements = [Placement(attentions=[[] for _ in _attentions(block)]) for block in model.blocks]
     for factory in factories:
         _distribute(factory, model, grid, placements)

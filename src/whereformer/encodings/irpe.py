@@ -12,6 +12,7 @@ from whereformer.index import Buckets, Clip, Euclidean, Index, Mapping, Piecewis
 
 Method = Literal["euclidean", "quantization", "cross", "product"]
 Mode = Literal["bias", "contextual"]
+MOST_BUCKETS = 1_000_000
 SHORT = {"euc": "euclidean", "quant": "quantization", "ctx": "contextual"}
 
 
@@ -107,6 +108,11 @@ class IRPE(PositionEncoding):
             "cross": {"_rows": Separable(g, None), "_columns": Separable(None, g)},
             "product": {"": Separable(g, g)},
         }[self.method]
+        buckets = max(mapping.count for mapping in self.mappings.values())
+        if buckets > MOST_BUCKETS:
+            raise InputError(
+                f"IRPE: ratio={ratio!r}, {g} makes {buckets:,} buckets, expected at most {MOST_BUCKETS:,}"
+            )
         self.tables = nn.ParameterDict(
             {
                 side + part: nn.Parameter(torch.empty(self._shape(side, mapping)))

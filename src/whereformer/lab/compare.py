@@ -40,9 +40,7 @@ def compare(
     accelerator = accelerator_for(experiment)
     main = accelerator.is_main_process
     data = load(experiment)
-    counts = _counts(
-        experiment, data
-    )  # builds every model: what cannot be built is refused before the folder changes
+    counts = _counts(experiment, data)  # builds every model: what cannot be built is refused before anything else
     with record.claimed(out, experiment) if main else nullcontext():
         runs = {task: Run(run_folder(out, *task), writes=main) for task in experiment.runs}
         todo = [task for task, run in runs.items() if run.result() is None]

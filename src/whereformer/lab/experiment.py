@@ -69,7 +69,7 @@ class Experiment:
     optimizer: str = "adamw"
     learning_rate: float = 3e-3
     weight_decay: float = 0.05
-    warmup: int = 3  # epochs of linear warm-up, before a cosine to zero
+    warmup: int | None = None  # epochs of linear warm-up, before a cosine to zero; None: an eighth of them
     precision: str = "no"  # mixed precision: "no", "bf16" or "fp16"
 
     def __post_init__(self) -> None:
@@ -87,9 +87,11 @@ class Experiment:
             self._require(
                 name, lambda value, least=least: _is_whole(value, least), f"a whole number from {least} on"
             )
-        for name in ("warmup", "loader_workers"):
-            self._require(name, lambda value: _is_whole(value, 0), "a whole number from 0 on")
-        self._require("warmup", lambda value: value < self.epochs, f"fewer than the {self.epochs} epochs")
+        self._require("loader_workers", lambda value: _is_whole(value, 0), "a whole number from 0 on")
+        fewer = f"a whole number from 0 on, fewer than the {self.epochs} epochs, or None"
+        self._require(
+            "warmup", lambda value: value is None or (_is_whole(value, 0) and value < self.epochs), fewer
+        )
         self._require("learning_rate", lambda value: _is_number(value) and value > 0, "a number above 0")
         self._require("weight_decay", lambda value: _is_number(value) and value >= 0, "a number from 0 on")
         self._require("precision", lambda value: value in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
@@ -121,6 +123,10 @@ class Experiment:
         value = getattr(self, name)
         if not accepts(value):
             raise InputError(f"{name}={value!r}, expected {accepted}")
+
+    @property
+    def warmup_epochs(self) -> int:
+        return self.epochs // 8 if self.warmup is None else self.warmup
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -160,7 +166,17 @@ class Experiment:
         if not isinstance(values, dict) or not values.keys() <= known:
             unknown = ", ".join(sorted(values.keys() - known)) if isinstance(values, dict) else repr(values)
             raise InputError(f"experiment: {unknown} is not known; the fields are {', '.join(sorted(known))}")
+        if missing := sorted(known - values.keys()):
+            raise InputError(f"experiment: {', '.join(missing)} missing")
         return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Experiment":
+        """The experiment in a folder's experiment.json."""
+        try:
+            return cls.from_json(path.read_text())
+        except ValueError as error:
+            raise InputError(f"{str(path)!r}: {error}") from None
 
     @classmethod
     def from_python(cls, path: Path) -> "Experiment":
@@ -169,8 +185,8 @@ class Experiment:
             raise InputError(f"experiment: no file {str(path)!r}")
         try:
             value = runpy.run_path(str(path)).get("experiment")
-        except SyntaxError as error:
-            raise InputError(f"experiment: {str(path)!r} is not Python ({error})") from None
+        except (Exception, SystemExit) as error:
+            raise InputError(f"experiment: {str(path)!r} fails: {type(error).__name__}: {error}") from error
         if not isinstance(value, cls):
             raise InputError(
                 f"experiment: {str(path)!r} must define `experiment = Experiment(...)`, found {value!r}"
@@ -190,7 +206,6 @@ def images(data: str) -> Experiment:
         epochs=100,
         batch_size=256,
         learning_rate=5e-4,
-        warmup=5,
     )
 
 

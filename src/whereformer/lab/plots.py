@@ -105,7 +105,7 @@ def by_epoch(experiment: Experiment, runs: Mapping[Task, Run]) -> Any:
             axes.plot(
                 epochs, middle, color=colour, label=encoding, lw=1.6, marker="o" if len(epochs) == 1 else None
             )
-            axes.fill_between(epochs, middle - sd, middle + sd, color=colour, alpha=0.15, lw=0)
+            axes.fill_between(epochs, middle - sd, np.minimum(middle + sd, 100), color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="epoch", ylabel="test accuracy (%)")
         axes.xaxis.get_major_locator().set_params(integer=True)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")

@@ -53,8 +53,12 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{str(path)!r} is not JSON ({error}): delete it, and it is made again") from None
+    except ValueError as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: object) -> InputError:
+    return InputError(f"{str(path)!r} is damaged ({error}): delete it, and it is made again")
 
 
 class Run:
@@ -75,11 +79,23 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         path = self.folder / "result.json"
-        return read_json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        result = read_json(path)
+        if not isinstance(result, dict) or not isinstance(result.get("accuracy"), float):
+            raise damaged(path, "no accuracy in it")
+        return result
 
     def load(self) -> State | None:
         path = self.folder / "resume.pt"
-        return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except Exception as error:  # of many kinds
+            raise damaged(path, f"{type(error).__name__}: {error}") from None
 
     def start(self, experiment: Experiment) -> None:
         if self.writes:
@@ -116,7 +132,11 @@ class Run:
         write(self.folder / "log.jsonl", "".join(json.dumps(line) + "\n" for line in log))
 
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+        path = self.folder / "log.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except ValueError as error:
+            raise InputError(f"{str(path)!r} is damaged ({error}): delete its folder to repeat the run") from None
 
 
 def run_folder(out: Path, encoding: str, seed: int) -> Path:
@@ -149,7 +169,7 @@ def claimed(out: Path, experiment: Experiment) -> Iterator[None]:
                 raise InputError(f"out={str(out)!r}: another comparison is at work there") from None
         path = out / "experiment.json"
         if path.exists():
-            _check_same(out, Experiment.from_json(path.read_text()).recipe(), experiment.recipe())
+            _check_same(out, Experiment.from_file(path).recipe(), experiment.recipe())
         write(path, experiment.to_json())
         yield
 

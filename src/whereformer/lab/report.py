@@ -40,15 +40,16 @@ class Difference:
     half: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float], baseline: Sequence[float]) -> "Difference":
-        """Student's t on the differences, seed by seed."""
+    def of(cls, values: Sequence[float], baseline: Sequence[float], finest: float) -> "Difference":
+        """Student's t on differences, seed by seed; no narrower than the `finest` difference there can be."""
         from scipy.stats import t
 
         differences = [value - base for value, base in zip(values, baseline, strict=True)]
         middle, count = mean(differences), len(differences)
         if count < 2:
             return cls(middle, None)
-        return cls(middle, float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * stdev(differences) / count**0.5)
+        half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * stdev(differences) / count**0.5
+        return cls(middle, max(half, finest))
 
     @property
     def sign(self) -> int:
@@ -126,7 +127,7 @@ def report(
     costs: Mapping[str, Mapping[str, float]],
 ) -> Comparison:
     """Reads the finished runs and writes comparison.json, figures/ and report.html into `out`."""
-    rows = _rows(experiment, runs, counts, costs)
+    rows = _rows(experiment, runs, counts, costs, finest=100 / data.test_count)
     comparison = Comparison(experiment, rows, sentences(experiment, rows, data.test_count), out)
     record.write_json(out / "comparison.json", comparison.to_dict())
     figures = plots.draw(experiment, out, data, runs)
@@ -134,7 +135,7 @@ def report(
     return comparison
 
 
-def _rows(experiment: Experiment, runs: Mapping[Task, Run], counts: Any, costs: Any) -> list[Row]:
+def _rows(experiment: Experiment, runs: Mapping[Task, Run], counts: Any, costs: Any, finest: float) -> list[Row]:
     results = {task: run.result() or {} for task, run in runs.items()}
     accuracies = {e: [results[e, seed]["accuracy"] for seed in experiment.seeds] for e in experiment.encodings}
     return [
@@ -144,7 +145,7 @@ def _rows(experiment: Experiment, runs: Mapping[Task, Run], counts: Any, costs: 
             accuracy=Spread.of(values),
             difference=None
             if encoding == experiment.baseline
-            else Difference.of(values, accuracies[experiment.baseline]),
+            else Difference.of(values, accuracies[experiment.baseline], finest),
             **counts[encoding],
             **costs[encoding],
             accuracy_by_size={

@@ -173,7 +173,7 @@ def _schedule(experiment: Experiment, optimizer: torch.optim.Optimizer, steps: i
         optimizer,
         "cosine",
         num_epochs=experiment.epochs,
-        warmup_epochs=experiment.warmup,
+        warmup_epochs=experiment.warmup_epochs,
         warmup_lr=experiment.learning_rate / 100,
         step_on_epochs=False,
         updates_per_epoch=steps,
