@@ -13,13 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
+from whereformer import equip
 from whereformer.errors import InputError
 from whereformer.lab.compare import compare
 from whereformer.lab.data import load
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.measure import measure
+from whereformer.lab.plots import bias_maps
 from whereformer.lab.pool import run_in_pool
 from whereformer.lab.record import Run, run_folder
 from whereformer.lab.report import Difference, Spread, sentences
@@ -97,6 +100,17 @@ def test_figures_and_report_are_there(comparison):
     assert page.count("data:image/png;base64") == len(names)
     assert "learned + irpe(on=&#x27;qkv&#x27;)" in page
     assert not list(comparison.out.glob("**/*.draft"))
+
+
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "vit_small_patch16_18x2_224"])
+def test_each_layer_has_one_map(model):
+    options = {"img_size": 8, "patch_size": 2, "embed_dim": 12, "num_heads": 3, "depth": 2, "in_chans": 1}
+    equipped = equip(timm.create_model(model, **options), "irpe + irpe(mode='bias') + irpe(on='v') + peg").eval()
+    maps = bias_maps(equipped, torch.randn(2, 1, 8, 8))
+    assert {title: [tuple(each.shape) for each in row] for title, row in maps.items()} == {
+        "bias on the logits": [(7, 7)] * 2,
+        "norm of the value row": [(7, 7)] * 2,
+    }
 
 
 def test_what_is_there_is_not_done_again(comparison, monkeypatch):

@@ -17,6 +17,15 @@ def test_json_gives_back_the_same_experiment():
         assert Experiment.from_json(experiment.to_json()) == experiment
 
 
+def test_images_are_cut_as_the_model_is_made_for():
+    assert images("photos").patch_size == 16
+    assert images("photos", "vit_small_patch32_224").patch_size == 32
+    with pytest.raises(InputError, match="ResNet, expected a vision transformer"):
+        images("photos", "resnet18")
+    with pytest.raises(InputError, match="no_such_model"):
+        images("photos", "no_such_model")
+
+
 def test_a_python_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(

@@ -133,8 +133,10 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
         base = Experiment.from_file(path)
     elif options.experiment:
         base = Experiment.from_python(options.experiment)
+    elif options.data in (None, "digits"):
+        base = Experiment()
     else:
-        base = images(options.data) if options.data not in (None, "digits") else Experiment()
+        base = images(options.data, options.model) if options.model else images(options.data)
 
     fields = (
         "data",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from whereformer.adapters import equip
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
+from whereformer.lab import models
 
 LAYER_NORM_MACS = 5
 """Per element of a LayerNorm's input, as fvcore counts it."""
@@ -113,14 +114,9 @@ def costs(model: str, encodings: Sequence[str], image_size: int | None = None) -
 
 
 def _cost(name: str, encoding: str, image_size: int | None, *paper: float) -> Cost:
-    import timm
-
     size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-    try:
-        with torch.device("meta"):
-            model: Any = timm.create_model(name, **size)
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise InputError(f"model={name!r}, image size {image_size or 'its own'}: {error}") from None
+    with torch.device("meta"):
+        model = models.create(name, **size)
     equip(model, encoding)
     height, width = model.patch_embed.img_size
     for side, patch in zip((height, width), model.patch_embed.patch_size, strict=True):

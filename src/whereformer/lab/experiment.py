@@ -10,6 +10,7 @@ from typing import Any
 
 from whereformer.catalog import parse
 from whereformer.errors import InputError
+from whereformer.lab import models
 
 ENCODINGS = (
     "none",
@@ -194,15 +195,16 @@ class Experiment:
         return value
 
 
-def images(data: str) -> Experiment:
-    """The defaults for image files: a ViT-Ti/16 at 224 pixels, with random crops, flips and colours."""
+def images(data: str, model: str = "vit_tiny_patch16_224") -> Experiment:
+    """The defaults for image files: 224 pixels in the model's own patches, randomly cropped, flipped, coloured."""
     return Experiment(
         data=data,
+        model=model,
         seeds=(0, 1, 2),
         transform={"hflip": 0.5, "color_jitter": 0.3},
         model_args={},
         image_size=224,
-        patch_size=16,
+        patch_size=models.patch_size(model),
         epochs=100,
         batch_size=256,
         learning_rate=5e-4,

@@ -1,6 +1,7 @@
 """The figures of a comparison."""
 
 import io
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,15 +196,19 @@ def bias_maps(model: Any, images: Tensor) -> dict[str, list[Tensor]]:
     """
     grid = model.home_grid
     maps: dict[str, list[Tensor]] = {}
-    heard = [_Listener(encoding) for block in model.blocks for encoding in getattr(block.attn, "encodings", ())]
+    layers = [
+        [_Listener(module) for module in block.modules() if isinstance(module, PositionEncoding)]
+        for block in model.blocks
+    ]
     try:
         model(images)
     finally:
-        for listener in heard:
+        for listener in itertools.chain(*layers):
             listener.stop()
-    for listener in heard:
-        for title, dense in listener.said.items():
-            maps.setdefault(title, []).append(by_offset(dense, grid))
+    for layer in layers:
+        for title in dict.fromkeys(title for listener in layer for title in listener.said):
+            dense = sum(listener.said[title] for listener in layer if title in listener.said)
+            maps.setdefault(title, []).append(by_offset(torch.as_tensor(dense), grid))
     return maps
 
 

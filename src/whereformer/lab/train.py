@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from timm import create_model
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from whereformer.adapters import equip
 from whereformer.adapters.checkpoint import metadata
 from whereformer.errors import InputError
+from whereformer.lab import models
 from whereformer.lab.data import Data, Share, seed_of
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.record import Run, State
@@ -28,21 +28,15 @@ CHECKPOINT_EVERY = 5.0  # seconds
 def build(experiment: Experiment, encoding: str, seed: int, data: Data) -> nn.Module:
     """The model; the weights that all encodings share are equal for equal seeds."""
     seed_all(seed)
-    try:
-        model = create_model(
-            experiment.model,
-            img_size=experiment.image_size,
-            patch_size=experiment.patch_size,
-            in_chans=data.channels,
-            num_classes=data.classes,
-            dynamic_img_size=True,
-            **experiment.model_args,
-        )
-    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"model={experiment.model!r} cannot be built as a vision transformer: {reason}"
-        ) from error
+    model = models.create(
+        experiment.model,
+        img_size=experiment.image_size,
+        patch_size=experiment.patch_size,
+        in_chans=data.channels,
+        num_classes=data.classes,
+        dynamic_img_size=True,
+        **experiment.model_args,
+    )
     return equip(model, encoding)
 
 
