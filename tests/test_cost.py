@@ -66,6 +66,7 @@ def test_encodings_cost_what_they_multiply():
     assert added("irpe(method='cross')") == 2 * tokens * 24 * 2 * (7 + 1)
     assert added("peg") == 24 * 24 * 9
     assert added("irpe", 64, 48) == 2 * (1 + 8 * 6) * 24 * 50
+    assert added("learned + irpe", 64, 48) == added("irpe", 64, 48)
 
 
 def test_counting_leaves_the_model_alone():

@@ -1,5 +1,7 @@
 """Tables learned on one grid, read on another: the only interpolation in the library."""
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,7 +29,8 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     rows, columns = (
         _weights(old, new, mode, antialias, exact) for old, new in zip(table.shape[:2], size, strict=True)
     )
-    with torch.autocast(table.device.type, enabled=False):
+    device = table.device.type
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
         new = torch.einsum("yh,hwc->ywc", rows, exact)
         new = torch.einsum("xw,ywc->yxc", columns, new)
     return new.to(table.dtype)
