@@ -360,6 +360,18 @@ def test_models_that_cannot(make, match):
         equip(make(), "irpe")
 
 
+def test_an_encoding_that_asks_for_a_block_that_is_not_there():
+    class Late(Exploding):
+        def blocks(self, depth):
+            return [depth]
+
+    model = small()
+    before = snapshot(model)
+    with pytest.raises(InputError, match="block 3 of 3"):
+        equip(model, Late)
+    assert snapshot(model) == before
+
+
 def test_a_block_that_stands_twice_is_refused():
     model = small()
     model.blocks[1] = model.blocks[0]

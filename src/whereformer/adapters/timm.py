@@ -164,6 +164,10 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
     scout = _build(factory, model, model.embed_dim, heads, grid)
     attends = set(scout.moments()) - {"tokens"}
     for number in scout.blocks(len(placements)):
+        if not 0 <= number < len(placements):
+            raise InputError(
+                f"equip: {spell(factory)} asks for block {number} of {len(placements)}, counted from 0"
+            )
         placement = placements[number]
         if not attends:
             placement.tokens.append(_build(factory, model, model.embed_dim, heads, grid))

@@ -25,14 +25,14 @@ SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     step_time: float  # median over rounds of the ratio to no encoding
     memory: float  # ratio to no encoding of the peak in a training step: weights, optimizer and activations
 
 
 def measure(
     experiment: Experiment, data: Data, device: torch.device, *, seconds: float = SECONDS
-) -> dict[str, Cost]:
+) -> dict[str, StepCost]:
     """The costs of each encoding of the experiment, on one batch and, on a CPU, one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def measure(
         torch.set_num_threads(threads)
     costs = zip(encodings, ratios, peaks, strict=True)
     return {
-        encoding: Cost(ratio, peak / peaks[0])
+        encoding: StepCost(ratio, peak / peaks[0])
         for encoding, ratio, peak in costs
         if encoding in experiment.encodings
     }
