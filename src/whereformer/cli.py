@@ -147,14 +147,13 @@ def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
         "patch_size",
         "epochs",
         "batch_size",
+        "learning_rate",
         "baseline",
     )
     changes = {name: getattr(options, name) for name in fields if getattr(options, name) is not None}
     for name in ("data", "data_root"):  # the folder may be resumed from elsewhere
         if changes.get(name, "digits") != "digits" and Path(changes[name]).is_dir():
             changes[name] = str(Path(changes[name]).resolve())
-    if options.learning_rate is not None:
-        changes["learning_rate"] = options.learning_rate
     if options.download:
         changes["data_args"] = {**base.data_args, "download": True}
     if options.seeds is not None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from whereformer.adapters.describe import describe
+from whereformer.adapters.describe import describe, home_of
 from whereformer.encodings import IRPE, Learned
 from whereformer.errors import InputError
-from whereformer.grid import Grid
 
 ENCODING_KEY = "whereformer.encoding"
 """The metadata of our safetensors files that says which encoding the weights are for."""
@@ -35,11 +34,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike[str] | Mapping[s
         InputError: keys are missing, unexpected or of another shape (all are named), or the file was written for
             another encoding.
     """
-    if not isinstance(getattr(model, "home_grid", None), Grid):
-        raise InputError(
-            f"load_checkpoint: {type(model).__name__} is not equipped; call whereformer.equip first"
-            " (and give the model inside DDP or torch.compile: .module, ._orig_mod)"
-        )
+    home_of(model, "load_checkpoint")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("load_checkpoint: the model is on the meta device; give it memory first: model.to_empty")
     given, written_for = _read(source)

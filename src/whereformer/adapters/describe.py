@@ -64,9 +64,7 @@ def describe(model: nn.Module) -> Description:
     Raises:
         InputError: the model is not equipped.
     """
-    home = getattr(model, "home_grid", None)
-    if not isinstance(home, Grid):
-        raise InputError(f"describe: {type(model).__name__} is not equipped; call whereformer.equip first")
+    home = home_of(model, "describe")
     seats = [
         Seat(
             where=name.rpartition(".encodings.")[0],
@@ -85,3 +83,14 @@ def describe(model: nn.Module) -> Description:
         own_table=None if table is None else tuple(table.shape[1:]),
         seats=tuple(seats),
     )
+
+
+def home_of(model: nn.Module, asked_by: str) -> Grid:
+    """The home grid of an equipped model; what is not equipped is refused in the name of the function asked."""
+    home = getattr(model, "home_grid", None)
+    if not isinstance(home, Grid):
+        raise InputError(
+            f"{asked_by}: {type(model).__name__} is not equipped; call whereformer.equip first"
+            " (and give the model inside DDP or torch.compile: .module, ._orig_mod)"
+        )
+    return home
