@@ -1,0 +1,95 @@
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from whereformer.encoding import PositionEncoding
+from whereformer.encodings._rotary import beside_identity, check_one_of, exact
+from whereformer.errors import InputError
+from whereformer.forms import MatrixRotation
+from whereformer.grid import Grid
+
+
+class LieRE(PositionEncoding):
+    """Patch p multiplies a head's queries and keys by R(p) = exp(Σ_a p_a A_a), A_a skew-symmetric, learned.
+
+    LieRE, section 4. The A_a do not commute, so R(p)ᵀ R(p') is not R(p' − p): unlike the other rotations, this one
+    keeps norms but is not exactly relative. The exponential is taken in float32 or more.
+
+    A place p_a runs from 0 at the first row (column, frame) to n/N at the last, n the length of the axis and N that of
+    the home grid's, as in the released code.
+
+    Args:
+        block: the size of the blocks on the diagonal of each A_a: LieRE_block of the paper; None: one block, all d
+            features of a head. Features left over do not turn. Blocks of 2 are RoPE-Mixed, and are relative.
+        shared: whether heads share their A_a.
+        scaling: "none", or "pi": places run to 1 on every grid.
+
+    Shapes: generators [axes, num_heads or 1, blocks, block (block − 1) / 2]: the entries above the diagonals, row by
+    row; uniform in [0, 2π) at the start.
+    """
+
+    axes = (2, 3)
+    formula = "exp(Σ_a p_a A_a), A_a skew-symmetric, learned"
+    paper = "Ostmeier et al. 2025, LieRE: Lie Rotational Positional Encodings, section 4"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        block: int | None = None,
+        shared: bool = False,
+        scaling: Literal["none", "pi"] = "none",
+    ) -> None:
+        super().__init__(dim, num_heads, grid)
+        check_one_of("LieRE: scaling", scaling, ("none", "pi"))
+        self.block = self.head_dim if block is None else block
+        if isinstance(block, bool) or not isinstance(self.block, int) or not 2 <= self.block <= self.head_dim:
+            raise InputError(f"LieRE: block={block!r}, expected 2 to {self.head_dim} features, or None")
+        self.shared, self.scaling = shared, scaling
+        blocks, entries = self.head_dim // self.block, self.block * (self.block - 1) // 2
+        self.generators = nn.Parameter(torch.empty(grid.axes, 1 if shared else num_heads, blocks, entries))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.generators, 0, 2 * math.pi)
+
+    def places(self, grid: Grid, device: torch.device | None) -> Tensor:
+        """[(b or 1,) patches, axes]."""
+        scale = [
+            (1.0 if self.scaling == "pi" else n / home) / torch.sym_max(n - 1, 1)
+            for n, home in zip(grid.size, self.grid.size, strict=True)
+        ]
+        coords = grid.coords(device)
+        return torch.stack([exact(coords[..., a]) * s for a, s in enumerate(scale)], -1)
+
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[MatrixRotation]:
+        places = self.places(grid, self.generators.device)[..., None, :, :, None, None, None]
+        first, *others = (places[..., a, :, :, :] * skew[:, None] for a, skew in enumerate(self.skew()))
+        exponent = sum(others, start=first)  # [(b or 1,) h, patches, blocks, block, block]
+        kind = exponent.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+            turns = torch.linalg.matrix_exp(exponent)
+        diagonal = torch.eye(turns.shape[-3], dtype=turns.dtype, device=turns.device)[:, None, :, None]
+        matrices = (diagonal * turns[..., :, :, None, :]).flatten(-4, -3).flatten(-2)
+        yield MatrixRotation(beside_identity(matrices, self.head_dim))
+
+    def skew(self) -> Tensor:
+        """The A_a: [axes, num_heads or 1, blocks, block, block], float32 or more."""
+        entries = exact(self.generators)
+        row, column = torch.triu_indices(self.block, self.block, 1, device=entries.device)
+        above = entries.new_zeros(*entries.shape[:-1], self.block, self.block)
+        above[..., row, column] = entries
+        return above - above.mT
+
+    def macs(self, grid: Grid) -> int:
+        """The products with queries and keys; the exponentials, once for all images of a batch, are not counted."""
+        return 2 * grid.patches * self.dim * self.head_dim
+
+    def extra_repr(self) -> str:
+        return f"block={self.block}, shared={self.shared}, scaling={self.scaling!r}"
