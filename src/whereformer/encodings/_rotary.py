@@ -41,7 +41,8 @@ class Spectrum:
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """[count], float32."""
-        return self.first * self.ratio ** -torch.arange(self.count, device=device, dtype=torch.float32)
+        m = torch.arange(self.count, device=device, dtype=torch.float32)
+        return self.first * (self.ratio**self.count) ** (-m / max(self.count, 1))
 
     def on(
         self, size: Sequence[int], home: Sequence[int], scaling: Scaling, device: torch.device | None = None
