@@ -1,5 +1,6 @@
 """Rotary encodings, written again from their papers, angle by angle in float64; and what they promise users."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -358,3 +359,413 @@ def test_angles_of_the_paper(
     plain = attend(q, k, v)
     if queries.patches > 1:
         assert (got - plain).abs().max() > 100 * roundings * torch.finfo(torch.float64).eps, "nothing turned"
+
+
+@pytest.mark.parametrize("scaling", ["none", "pi", "ntk", "yarn", "yarn_paper"])
+def test_stretched_frequencies(scaling: Any) -> None:
+    """Each axis by its own factor, for short and long homes, θ and numbers of frequencies."""
+    for theta, count, then in itertools.product((10000.0, 100.0), (1, 2, 7, 32), (3, 14, 37, 500)):
+        sizes = [then // 2 + 1, then, 2 * then, 7 * then + 1]
+        found = Spectrum.of(count, theta).on(sizes, [then] * 4, scaling)
+        wanted = [[frequency(scaling, m, count, theta, n, then) for n in sizes] for m in range(count)]
+        torch.testing.assert_close(found, torch.tensor(wanted), rtol=2e-6, atol=0)
+        assert scaling in ("none", "pi") or torch.equal(found[:, 0], found[:, 1]), "a smaller grid was stretched"
+
+
+def test_ntk_keeps_the_first_frequency_and_interpolates_the_last() -> None:
+    f, plain = Spectrum.of(8, 10000.0).on([28], [14], "ntk")[:, 0], Spectrum.of(8, 10000.0).frequencies()
+    torch.testing.assert_close(f[0], plain[0])
+    torch.testing.assert_close(f[-1], plain[-1] / 2)
+
+
+@pytest.mark.parametrize("grid", [Grid(3, 2, prefix=1), Grid(2, 2, prefix=2, frames=2)])
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("scaling", ["none", "pi"])
+def test_liere_is_the_exponential_of_its_generators(grid: Grid, block: Any, shared: bool, scaling: Any) -> None:
+    """R(p) = Σ_k (Σ_a p_a A_a)^k / k!, each A_a written out entry by entry; norms of up to 8, so 60 terms."""
+    d = 8
+    home = Grid(2, 4, frames=2 if grid.axes == 3 else None)
+    e = LieRE(2 * d, 2, home, block=block, shared=shared, scaling=scaling).double()
+    torch.nn.init.uniform_(e.generators, -1, 1)
+    size = block or d
+
+    def rotation(h: int, place: Place) -> Tensor:
+        whole = torch.eye(d, dtype=torch.float64)
+        for number in range(d // size):
+            power: Any = torch.zeros(size, size, dtype=torch.float64)
+            for a, p in enumerate(place):
+                reach = 1 if scaling == "pi" else grid.size[a] / home.size[a]
+                p = p * reach / max(grid.size[a] - 1, 1)
+                entries = iter(e.generators[a, 0 if shared else h, number])
+                for i, j in itertools.combinations(range(size), 2):
+                    one = torch.zeros(size, size, dtype=torch.float64)
+                    one[i, j], one[j, i] = 1, -1
+                    power = power + p * next(entries) * one
+            term = total = torch.eye(size, dtype=torch.float64)
+            for k in range(1, 60):
+                term = term @ power / k
+                total = total + term
+            at = slice(number * size, number * size + size)
+            full = torch.nn.functional.pad(total, (at.start, d - at.stop) * 2)
+            keep = torch.ones(d, dtype=torch.float64)
+            keep[at] = 0
+            whole = full + torch.diag(keep) @ whole
+        return whole
+
+    q, k, v = (leaf(1, 2, grid.tokens, d) for _ in range(3))
+
+    def turned(x: Tensor) -> Tensor:
+        rows = [x[:, :, n] for n in range(grid.prefix)]
+        for n, place in enumerate(places(grid)[0]):
+            rows.append(
+                torch.stack([(x[:, h, grid.prefix + n, None] * rotation(h, place)).sum(-1) for h in (0, 1)], 1)
+            )
+        return torch.stack(rows, -2)
+
+    sources = {"q": q, "k": k, "v": v, "generators": e.generators}
+    same_gradients(attention(q, k, v, grid, [e]), attend(turned(q), turned(k), v), sources)
+
+
+@pytest.mark.parametrize("scaling", ["none", "yarn"])
+def test_vjepa2_repeated_turns_each_feature_by_the_angle_of_its_number_modulo_half(scaling: Any) -> None:
+    home, grid, d, part = Grid(2, 2, frames=2), Grid(2, 3, prefix=1, frames=3), 14, 4
+    e = build(f"vjepa2(pairing='repeated', scaling={scaling!r})", home, 2 * d)
+    q, k, v = (leaf(1, 2, grid.tokens, d) for _ in range(3))
+    warm = temperature(scaling, grid.size, home.size)
+
+    def turned(x: Tensor) -> Tensor:
+        columns = {c: x[..., c].clone() for c in range(d)}
+        for (n, place), a, c in itertools.product(enumerate(places(grid)[0], grid.prefix), range(3), range(part)):
+            f = frequency(scaling, c % (part // 2), part // 2, 10000.0, grid.size[a], home.size[a])
+            at, partner, sign = part * a + c, part * a + (c ^ 1), 1 if c % 2 else -1
+            columns[at][..., n] = warm * (
+                x[..., n, at] * math.cos(place[a] * f) + sign * x[..., n, partner] * math.sin(place[a] * f)
+            )
+        return torch.stack(list(columns.values()), -1)
+
+    same_gradients(
+        attention(q, k, v, grid, [e]),
+        attend(turned(q), turned(k), v),
+        {"q": q, "k": k, "v": v},
+        roundings=1024 * SINGLE,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What they promise users.
+
+KINDS = [
+    "rope1d",
+    "rope_axial",
+    "rope_axial(layout='half')",
+    "rope_pixel",
+    "rope_mixed",
+    "eva02",
+    "dinov3",
+    "pixtral",
+    "qwen2_vl",
+    "visionllama",
+    "vjepa2",
+    "golden_gate(max_freq=5.0)",
+    "spiral",
+    "nd_rope",
+]
+
+
+def forms(e: PositionEncoding, grid: Grid) -> Any:
+    (form,) = e.rotations(grid)
+    return form
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "vjepa2(pairing='repeated')"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_waves_of_half_precision_modules_are_those_of_single_precision(
+    kind: str, dtype: torch.dtype, autocast: bool
+) -> None:
+    """Of the same parameters, on 64 x 64 patches; matrices of LieRE on fewer, being dense."""
+    grid = Grid(8, 8) if "liere" in kind else Grid(64, 64)
+    e = build(kind, Grid(16, 16)).to(dtype)
+    expected = forms(copy.deepcopy(e).float(), grid)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        found = forms(e, grid)
+    for a, b in zip(*(_waves(form) for form in (found, expected)), strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).abs().max() <= 0.002
+
+
+def _waves(form: Any) -> tuple[Tensor, ...]:
+    return (form.matrices,) if isinstance(form, MatrixRotation) else (form.angles.cos(), form.angles.sin())
+
+
+def test_far_places_are_distinct_in_half_precision() -> None:
+    e = build("rope1d", Grid(1, 300)).to(torch.bfloat16)
+    angles = forms(e, Grid(1, 301)).angles[0, 255:, 0]
+    assert angles.unique().numel() == 46
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_are_kept_and_scores_depend_on_offsets_alone(kind: str) -> None:
+    e, (q, k) = build(kind), torch.randn(2, 1, HEADS, 12, D, dtype=torch.float64)
+    at = HOME.coords()[None].double()
+    here, there = Points(3, 4, at=at), Points(3, 4, at=at + torch.tensor([3.0, 5.0]))
+    if kind == "rope1d":
+        here, there = (Grid(3, 12).keep(n[None]) for n in (torch.arange(12), torch.arange(12) + 17))
+    close(forms(e, here)(q).norm(dim=-1), q.norm(dim=-1), roundings=16 * SINGLE)
+    before, after = (forms(e, grid)(q) @ forms(e, grid)(k).mT for grid in (here, there))
+    assert (before - after).abs().max() < 1e-5 * before.abs().max() * 8
+    assert (before - q @ k.mT).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("rope_pixel", "dinov3")])
+def test_the_first_patch_is_not_turned(kind: str) -> None:
+    angles = forms(build(kind), Grid(3, 4, prefix=2)).angles
+    assert angles.shape[-2] == 12
+    assert not angles[..., 0, :].any()
+    assert angles[..., 1:, :].any(-1).all()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "rope_axial(scaling='yarn')"])
+@pytest.mark.parametrize("prefix", [1, 5])
+def test_prefix_tokens_are_not_touched(kind: str, prefix: int) -> None:
+    grid = Grid(5, 6, prefix)
+    x = torch.randn(2, HEADS, grid.tokens, D)
+    turned = forms(build(kind), grid)(x)
+    assert torch.equal(turned[:, :, :prefix], x[:, :, :prefix])
+    assert not torch.equal(turned[:, :, prefix:], x[:, :, prefix:])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "vjepa2(pairing='repeated')", "rope_axial(scaling='yarn')"])
+def test_dropping_patches_before_is_dropping_them_after(kind: str) -> None:
+    grid, e = Grid(4, 5, prefix=1), build(kind)
+    x = torch.randn(2, HEADS, grid.tokens, D)
+    index = torch.stack([torch.randperm(20)[:7] for _ in range(2)])
+    at = torch.cat([torch.zeros(2, 1, dtype=torch.long), index + 1], 1)[:, None, :, None].expand(-1, HEADS, -1, D)
+    close(forms(e, grid.keep(index))(x.gather(2, at)), forms(e, grid)(x).gather(2, at), roundings=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_turning_is_multiplying_complex_numbers_and_none_is_kept(kind: str) -> None:
+    e, x = build(kind), torch.randn(2, HEADS, 12, D)
+    form = forms(e, HOME)
+    assert not any(t.is_complex() for t in (form.angles, *e.state_dict().values()))
+    pairs = form.angles.shape[-1]
+    turned, rest = x.split([2 * pairs, D - 2 * pairs], -1)
+    turned = turned.unflatten(-1, (2, pairs)).mT if e.layout == "half" else turned.unflatten(-1, (pairs, 2))
+    product = torch.view_as_complex(turned.contiguous()) * torch.polar(torch.ones(()), form.angles.float())
+    product = torch.view_as_real(product)
+    product = product.mT.flatten(-2) if e.layout == "half" else product.flatten(-2)
+    close(form(x), torch.cat([product, rest], -1), roundings=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_and_whole_images_share_one_encoding(kind: str) -> None:
+    e = build(kind)
+    for size in ((7, 7), (14, 21), (7, 7), (9, 4), (32, 16)):
+        assert torch.equal(forms(e, Grid(*size)).angles, forms(_fresh(kind, e), Grid(*size)).angles)
+
+
+def _fresh(kind: str, e: PositionEncoding) -> Any:
+    twin = build(kind)
+    twin.load_state_dict(e.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_query_and_five_keys_need_places(kind: str) -> None:
+    e = build(kind)
+    q, k = torch.randn(1, HEADS, 1, D), torch.randn(1, HEADS, 5, D)
+    with pytest.raises(InputError, match="k "):
+        attention(q, k, k, Grid(1, 1), [e])
+    keys = Grid(1, 5)
+    query = keys.keep(torch.tensor([[3]]))
+    alone = attention(q, k, k, query, [e], keys=keys)
+    among = attention(q.expand(-1, -1, 5, -1), k, k, keys, [e])
+    close(alone, among[:, :, 3:4], roundings=64)
+
+
+@pytest.mark.parametrize("scaling", ["ntk", "yarn", "yarn_paper"])
+def test_waves_that_follow_the_size_do_not_cross_grids(scaling: Any) -> None:
+    e, x = build(f"rope_axial(scaling={scaling!r})"), torch.randn(1, HEADS, 12, D)
+    with pytest.raises(InputError, match=r"RoPEAxial says nothing of queries .* two grids"):
+        attention(x, x[:, :, :6], x[:, :, :6], HOME, [e], keys=Grid(2, 3))
+
+
+def test_dinov3_crosses_grids_but_while_it_draws() -> None:
+    x = torch.randn(1, HEADS, 12, D)
+
+    def cross(e: DINOv3) -> Tensor:
+        return attention(x, x[:, :, :6], x[:, :, :6], HOME, [e], keys=Grid(2, 3))
+
+    drawing, plain = DINOv3(DIM, HEADS, HOME), DINOv3(DIM, HEADS, HOME, rescale=None)
+    assert torch.equal(cross(drawing.eval()), cross(plain.train()))
+    with pytest.raises(InputError, match="two grids"):
+        cross(drawing.train())
+    one, other = (attention(x, x, x, HOME, [drawing]) for _ in range(2))
+    assert not torch.equal(one, other)
+
+
+def test_nothing_derived_is_saved() -> None:
+    learned = {"rope_mixed": ["frequencies"], "nd_rope": ["directions"], "liere": ["generators"]}
+    for kind in [*KINDS, "liere"]:
+        e = build(kind)
+        assert list(e.state_dict()) == learned.get(kind, [])
+        assert not list(e.buffers())
+    assert not any(p.requires_grad for p in build("nd_rope").parameters())
+
+
+@pytest.mark.parametrize("pairs", [None, 3])
+def test_layouts_differ_by_the_order_of_rows_of_projections(pairs: int | None) -> None:
+    """Weights and biases of q and k, trained with one layout, for the other; scores stay, and back is back."""
+    count = pairs or D // 2
+    x, (wq, wk) = torch.randn(12, DIM), torch.randn(2, DIM, DIM)
+    b = torch.randn(DIM)
+    angles = torch.randn(1, 12, count)
+
+    def scores(wq: Tensor, wk: Tensor, b: Tensor, layout: Any) -> Tensor:
+        q, k = ((x @ w.mT + b).unflatten(-1, (HEADS, D)).transpose(0, 1)[None] for w in (wq, wk))
+        return Rotation(angles, layout)(q) @ Rotation(angles, layout)(k).mT
+
+    half = [interleaved_to_half(w, HEADS, pairs) for w in (wq, wk, b)]
+    close(scores(*half, "half"), scores(wq, wk, b, "interleaved"), roundings=256)
+    for new, old in zip(half, (wq, wk, b), strict=True):
+        assert torch.equal(half_to_interleaved(new, HEADS, pairs), old)
+        assert not torch.equal(new, old)
+
+
+def test_mixed_frequencies_start_at_right_angles() -> None:
+    e = RoPEMixed(4 * 16, 4, HOME, theta=10.0)
+    lengths = torch.tensor([10.0 ** (-4 * t / 16) for t in range(4)])
+    torch.testing.assert_close(e.frequencies.norm(dim=0), lengths.repeat(4, 2))
+    first, second = e.frequencies.unflatten(-1, (2, 4)).unbind(-2)
+    assert (first * second).sum(0).abs().max() < 1e-6
+    assert (first[:, :, 0] - first[:, :1, 0]).abs().sum(0).min() == 0
+    assert first[0, :, 0].unique().numel() == 4
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_simplex_is_regular_and_isotropic(n: int) -> None:
+    """Paper, eq. 18-19."""
+    corners = simplex(n).double()
+    eye, ones = torch.eye(n + 1, dtype=torch.float64), torch.ones(n + 1, n + 1, dtype=torch.float64)
+    close(corners @ corners.mT, eye * (1 + 1 / n) - ones / n, roundings=16 * SINGLE)
+    close(corners.mT @ corners, torch.eye(n, dtype=torch.float64) * (n + 1) / n, roundings=16 * SINGLE)
+
+
+@pytest.mark.parametrize("grid", [HOME, VIDEO])
+def test_each_head_of_nd_rope_turns_its_simplex(grid: Grid) -> None:
+    n = grid.axes
+    for turned, own, different in (("head", 1, 3), ("scale", 2, 6), ("none", 1, 1)):
+        e = NDRoPE(3 * 16, 3, grid, turned=turned)  # type: ignore[arg-type]
+        assert e.directions.shape == (3, own, n + 1, n)
+        gram = e.directions @ e.directions.mT
+        torch.testing.assert_close(gram, (simplex(n) @ simplex(n).mT).expand_as(gram), rtol=0, atol=1e-6)
+        volumes = torch.linalg.det(e.directions[..., :n, :])
+        torch.testing.assert_close(volumes, torch.linalg.det(simplex(n)[:n]).expand_as(volumes))
+        assert e.directions[..., 0, 0].flatten().unique().numel() == different
+
+
+def test_spiral_has_as_many_directions_as_it_says() -> None:
+    for directions in (2, 4, 8):
+        waves = SpiralRoPE(2 * 64, 2, HOME, directions=directions, scaling="none").waves(HOME, None)[0]
+        angles = torch.atan2(waves[:, 0], waves[:, 1]).remainder(math.pi).div(math.pi / directions)
+        numbers = angles.round().remainder(directions)
+        assert (angles - angles.round()).abs().max() < 1e-4
+        assert numbers.unique().tolist() == list(range(directions))
+
+
+def test_golden_gate_spreads_its_directions_over_all_heads() -> None:
+    """The largest gap between neighbours of 2 * 32 directions is below four times the even one."""
+    waves = GoldenGate(2 * 64, 2, HOME).directions(None).flatten(0, 1)
+    angles = torch.atan2(waves[:, 0], waves[:, 1]).remainder(math.pi).sort().values
+    gaps = torch.cat([angles.diff(), (angles[:1] + math.pi - angles[-1:])])
+    assert gaps.max() < 4 * math.pi / 64
+
+
+def test_raster_order_takes_the_next_row_for_a_neighbour() -> None:
+    """As in any 1-D RoPE over an image (RMT's code among them): (0, 3) and (1, 0) are one step apart."""
+    angles = forms(RoPE1D(DIM, HEADS, HOME), HOME).angles[0, :, 0].unflatten(0, (3, 4))
+    assert angles[1, 0] - angles[0, 3] == 1
+
+
+class Turns(torch.nn.Module):
+    def __init__(self, e: PositionEncoding) -> None:
+        super().__init__()
+        self.e = e
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, h, height, width, d]."""
+        return forms(self.e, Grid(x.shape[2], x.shape[3]))(x.flatten(2, 3)).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "rope1d(scaling='pi')",
+        "rope_axial(scaling='ntk')",
+        "rope_axial(scaling='yarn')",
+        "rope_pixel",
+        "dinov3(normalise='max')",
+        "spiral(clamped=True)",
+        "liere",
+    ],
+)
+def test_one_exported_program_serves_all_sizes(kind: str) -> None:
+    module = Turns(build(kind).float())
+    height, width = torch.export.Dim("height", min=2, max=64), torch.export.Dim("width", min=2, max=64)
+    example = torch.randn(1, HEADS, 5, 6, D)
+    program = torch.export.export(module, (example,), dynamic_shapes={"x": {2: height, 3: width}}).module()
+    for size in ((5, 6), (2, 3), (9, 4)):
+        x = torch.randn(1, HEADS, *size, D)
+        close(program(x), module(x), roundings=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "dim", "message"),
+    [
+        ("rope_axial", 12, "RoPEAxial: 6 features a head, expected a multiple of 4"),
+        ("rope1d", 6, "RoPE1D: 3 features a head, expected a multiple of 2"),
+        ("vjepa2", 8, "VJEPA2: 4 features a head, expected at least 6"),
+        ("nd_rope", 8, "NDRoPE: 4 features a head, expected at least 6"),
+        ("rope_axial(theta=1)", 32, "RoPEAxial: theta=1, expected a number above 1"),
+        ("rope_axial(theta=-3.0)", 32, "RoPEAxial: theta=-3.0, expected a positive number"),
+        ("rope_axial(layout='pairs')", 32, "RoPEAxial: layout='pairs', expected one of .*'half'"),
+        ("rope_axial(scaling='linear')", 32, "RoPEAxial: scaling='linear', expected one of .*'ntk'"),
+        ("rope_mixed(scaling='yarn')", 32, r"RoPEMixed: scaling='yarn', expected one of \['none', 'pi'\]"),
+        ("liere(scaling='ntk')", 32, r"LieRE: scaling='ntk', expected one of \['none', 'pi'\]"),
+        ("liere(block=17)", 32, "LieRE: block=17, expected 2 to 16 features"),
+        ("eva02(reference=(16,))", 32, r"EVA02: reference=\(16,\), expected \(height, width\)"),
+        ("dinov3(rescale=0.5)", 32, "DINOv3: rescale=0.5, expected a number of at least 1"),
+        ("dinov3(shift=0)", 32, "DINOv3: shift=0, expected a positive number"),
+        ("dinov3(periods=(2.0, 1.0))", 32, r"DINOv3: periods=\(2.0, 1.0\), expected \(least, most\)"),
+        (
+            "golden_gate(min_freq=3.0, max_freq=2.0)",
+            32,
+            "GoldenGate: min_freq=3.0, expected less than max_freq=2.0",
+        ),
+        ("golden_gate(zero_freqs=1.0)", 32, "GoldenGate: zero_freqs=1.0, expected a share"),
+        ("spiral(directions=3)", 32, "SpiralRoPE: directions=3, expected an even number"),
+        ("nd_rope(turned='all')", 32, "NDRoPE: turned='all', expected one of"),
+        ("rope_pixel(max_freq=1)", 32, "RoPEPixel: max_freq=1, expected at least 2"),
+        ("vjepa2(pairing='half')", 32, "VJEPA2: pairing='half', expected one of"),
+        ("pixtral(order='rows')", 32, "Pixtral: order='rows', expected one of"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_built(text: str, dim: int, message: str) -> None:
+    (factory,) = parse(text)
+    with pytest.raises(InputError, match=message):
+        factory(dim, HEADS, HOME)
+
+
+def test_images_and_videos_are_told_apart() -> None:
+    for kind in ("rope_axial", "nd_rope", "golden_gate", "liere"):
+        with pytest.raises(InputError, match="other axes"):
+            forms(build(kind, VIDEO), HOME)
+    with pytest.raises(InputError, match="weight"):
+        interleaved_to_half(torch.zeros(6, 3), num_heads=4)
+
+
+def test_rope_axial_on_videos_leaves_what_is_left_over() -> None:
+    angles = forms(RoPEAxial(DIM, HEADS, VIDEO), VIDEO).angles
+    assert angles.shape[-1] == 6

@@ -1,13 +1,12 @@
 """Rotary encodings against timm, transformers, and values computed by the papers' own code.
 
-`data/rotary/reference.safetensors` holds what the released code makes of the features of `features()`, in float32:
-rope-vit (axial, mixed), vit-pytorch (pixel, golden), Spiral_RoPE, nD-RoPE (nd), VisionLLaMA, FiT (scaling per axis; `at`
-says which patches are stored), LieRE (raw: its generator parameters). `turned`: [1, heads, tokens, head_dim].
+`data/rotary/reference.safetensors` holds what released code makes of `features()`, in float32: rope-vit (axial,
+mixed), vit-pytorch (pixel, golden), Spiral_RoPE, nD-RoPE (nd), VisionLLaMA, FiT (scaling per axis; `at` says which
+patches are stored), LieRE (raw: its generator parameters). `turned`: [1, heads, tokens, head_dim].
 """
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding, apply_rotary_pos_emb_vision
+from transformers.models.qwen2_vl.modeling_qwen2_vl import (
+    Qwen2VLVisionRotaryEmbedding,
+    apply_rotary_pos_emb_vision,
+)
 from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2RopeAttention
 from transformers.vision_utils import get_vision_position_ids
 
@@ -236,7 +238,9 @@ def test_vjepa2_with_repeated_pairing_is_transformers(head_dim: int) -> None:
     close(turned(encoding, x, grid), expected, roundings=64)
     image = Grid(4, 4)
     first = x[:, :, :16]
-    close(turned(VJEPA2(2 * head_dim, 2, image, pairing="repeated"), first, image), expected[:, :, :16], roundings=64)
+    close(
+        turned(VJEPA2(2 * head_dim, 2, image, pairing="repeated"), first, image), expected[:, :, :16], roundings=64
+    )
 
 
 @pytest.mark.parametrize("home", [32, 100, 2048])
@@ -433,6 +437,3 @@ def test_liere_keeps_norms_and_is_not_exactly_relative_but_in_blocks_of_two() ->
         encoding = LieRE(32, 2, grid, block=block)
         assert holds_norms(lambda x, e=encoding: turned(e, x, grid), x)
         assert holds_offsets(lambda x, e=encoding: turned(e, x, grid), 4, 5, 16) is right
-
-
-_ = SimpleNamespace

@@ -61,7 +61,7 @@ class Spectrum:
         f, m = self.frequencies(device), torch.arange(self.count, device=device, dtype=torch.float32)
         stretched = []
         for now, then in zip(size, home, strict=True):
-            larger = torch.sym_max(now / then, 1.0)
+            larger = greater(now / then, 1.0)
             match scaling:
                 case "none":
                     stretched.append(f)
@@ -90,12 +90,13 @@ class Rotary(PositionEncoding):
 
     Abstract: a subclass says `waves`, and `places` if p is not (y, x), or (t, y, x), in patches.
 
+    Prefix tokens, and features of a head that are left over, do not turn.
+
     Args:
         layout: which features make a pair, see `Rotation`.
-        scaling: how waves are stretched on a grid larger than the home grid, see `Spectrum.on`; axis by axis
-            (FiT's VisionNTK and VisionYaRN). With YaRN the features are also multiplied by 0.1 ln s + 1, s the
-            largest of the axes'. With NTK and YaRN the waves follow the size of the grid, so that queries and keys
-            must lie on one grid.
+        scaling: how waves are stretched on grids larger than the home grid, see `Spectrum.on`; axis by axis, as in
+            FiT (VisionNTK, VisionYaRN). With YaRN what turns is also multiplied by 0.1 ln s + 1, s the largest of
+            the axes'. With NTK and YaRN the waves follow the size of the grid: queries and keys must share one.
     """
 
     axes = (2, 3)
@@ -126,8 +127,7 @@ class Rotary(PositionEncoding):
 
     def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """[(b or 1,) h or 1, patches, pairs], in radians, float32 or more."""
-        if len(self.size(grid)) != len(self.home()):
-            raise InputError(f"{type(self).__name__} was built for {self.grid}, which has other axes than {grid}")
+        check_axes(self, self.size(grid), self.home(), grid)
         waves, places = self.waves(grid, device), self.places(grid, device)
         first, *others = (places[..., None, :, a, None] * waves[:, None, :, a] for a in range(waves.shape[-1]))
         return sum(others, start=first)
@@ -165,6 +165,11 @@ class Rotary(PositionEncoding):
         return pairs
 
 
+def greater(a: float, b: float) -> float:
+    """The larger of two numbers, which may be sizes that an exported program leaves open."""
+    return torch.sym_max(a, b)  # pyright: ignore[reportReturnType]
+
+
 def exact(x: Tensor) -> Tensor:
     """In float32, or in what is more exact."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -175,6 +180,13 @@ def beside_identity(matrices: Tensor, features: int) -> Tensor:
     d = matrices.shape[-1]
     rest = torch.eye(features - d, dtype=matrices.dtype, device=matrices.device)
     return F.pad(matrices, (0, features - d, 0, features - d)) + F.pad(rest, (d, 0, d, 0))
+
+
+def check_axes(encoding: PositionEncoding, size: Sequence[int], home: Sequence[int], grid: Grid) -> None:
+    """Raise unless a grid of `size` has as many axes as the home grid."""
+    if len(size) != len(home):
+        name = type(encoding).__name__
+        raise InputError(f"{name} was built for {encoding.grid}, which has other axes than {grid}")
 
 
 def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:

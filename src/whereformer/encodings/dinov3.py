@@ -4,13 +4,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whereformer.encodings._rotary import Rotary, Spectrum, axial, check_one_of, check_theta
+from whereformer.encodings._rotary import Rotary, Spectrum, axial, check_one_of, check_theta, greater
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 
 
 class DINOv3(Rotary):
-    """Half of a head's pairs turn by 2π y / T_k, the other half by 2π x / T_k; features c and c + d/2 pair.
+    """Half of a head's pairs turn by 2π y / T_k, the other half by 2π x / T_k; c and c + d/2 are a pair.
 
         y = 2 (r + ½) / H − 1, x = 2 (c + ½) / W − 1,   T_k = base^(4k/d), k = 0 ... d/4 − 1
 
@@ -73,7 +73,8 @@ class DINOv3(Rotary):
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
         height, width = grid.size
-        most, least = torch.sym_max(height, width), torch.sym_min(height, width)
+        most = greater(height, width)
+        least = height + width - most
         over = {"separate": (height, width), "max": (most, most), "min": (least, least)}[self.normalise]
         y, x = (super().places(grid, device) + 0.5).unbind(-1)
         places = torch.stack([2 * (y / over[0]) - 1, 2 * (x / over[1]) - 1], -1)

@@ -12,14 +12,15 @@ from whereformer.grid import Grid
 class EVA02(Rotary):
     """Half of a head's pairs turn by θ^(−4t/d) y H₀/H, the other half by θ^(−4t/d) x W₀/W.
 
-    EVA-02, section 2.1 and its code: places are interpolated into the grid H₀ x W₀ of the pretraining, whatever the
-    grid. On videos see `RoPEAxial`; frames have no H₀ but the home grid's.
+    EVA-02, section 2.1, and its code: on any grid places are interpolated into the grid H₀ x W₀ of the
+    pretraining. On videos each of t, y, x has a third of the pairs; frames are interpolated into those of the home
+    grid.
 
     Args:
         theta: θ.
-        reference: (H₀, W₀) in patches; None: the home grid. EVA-02: (16, 16); Perception Encoder: (24, 24) or (32, 32).
-        grid_offset: the number of the first row and column: 0, in the Perception Encoder 1.
-        order: which axis has the first half of the pairs: "y", in the Perception Encoder "x".
+        reference: (H₀, W₀) in patches; None: the home grid.
+        grid_offset: the number of the first row and column; 1 in the Perception Encoder.
+        order: which axis has the first half of the pairs; "x" in the Perception Encoder.
         layout, scaling: see `Rotary`.
     """
 
@@ -44,7 +45,8 @@ class EVA02(Rotary):
         check_one_of("EVA02: order", order, ("y", "x"))
         if reference is not None and (len(reference) != 2 or any(n < 1 for n in reference)):
             raise InputError(f"EVA02: reference={reference!r}, expected (height, width) of a grid, or None")
-        self.theta, self.grid_offset, self.order = theta, grid_offset, order
+        self.theta, self.grid_offset = theta, grid_offset
+        self.order: Order = order
         self.reference = None if reference is None else tuple(reference)
         self.spectrum = Spectrum.of(self.share(grid.axes, rest=grid.axes == 3), theta)
 

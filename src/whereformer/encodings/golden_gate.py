@@ -8,15 +8,15 @@ from whereformer.grid import Grid
 
 
 class GoldenGate(Rotary):
-    """Pair m of head h turns by ω_m u_hm · p, the u_hm spread evenly over all directions; c and c + d/2 pair.
+    """Pair m of head h turns by ω_m u_hm · p, the u_hm spread over all directions; c and c + d/2 are a pair.
 
     Golden Gate RoPE. The frequencies ω_m rise from min_freq to max_freq in M equal steps of the logarithm. The
     directions, of all pairs of all heads, are a quasi-random sequence: number i is Φ⁻¹(i α mod 1), normalised, Φ⁻¹
     the inverse normal distribution, α_a = g^(−a), a = 1 ... A for A axes, and g the root of g^(A+1) = g + 1.
 
     Args:
-        min_freq, max_freq: in radians per patch. vit-pytorch's default, 1 to 10000, turns most pairs by many radians
-            from a patch to the next; the author takes places from −1 to 1.
+        min_freq, max_freq: in radians per patch. vit-pytorch's 1 to 10000 turn pairs many times round from a patch
+            to the next.
         zero_freqs: the share of pairs, those of the lowest frequencies, that do not turn.
         scaling: see `Rotary`, component by component of ω_m u_hm; `m` counts from max_freq down.
     """
@@ -54,7 +54,7 @@ class GoldenGate(Rotary):
         return self.directions(device) * F.pad(rising, (0, 0, self.zeros, 0))
 
     def directions(self, device: torch.device | None) -> Tensor:
-        """The u_hm: [num_heads, pairs, axes], float32; reckoned in float64, as large numbers are taken modulo 1."""
+        """The u_hm: [num_heads, pairs, axes], float32. Large numbers are taken modulo 1, hence float64 within."""
         axes = self.grid.axes
         g = 2.0
         for _ in range(10):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings._rotary import beside_identity, check_one_of, exact
+from whereformer.encodings._rotary import beside_identity, check_axes, check_one_of, exact, greater
 from whereformer.errors import InputError
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
@@ -16,25 +16,23 @@ from whereformer.grid import Grid
 class LieRE(PositionEncoding):
     """Patch p multiplies a head's queries and keys by R(p) = exp(Σ_a p_a A_a), A_a skew-symmetric, learned.
 
-    LieRE, section 4. The A_a do not commute, so R(p)ᵀ R(p') is not R(p' − p): unlike the other rotations, this one
-    keeps norms but is not exactly relative. The exponential is taken in float32 or more.
-
-    A place p_a runs from 0 at the first row (column, frame) to n/N at the last, n the length of the axis and N that of
-    the home grid's, as in the released code.
+    LieRE. The A_a do not commute, so that R(p)ᵀ R(p') is not R(p' − p): this rotation keeps norms but
+    is not exactly relative. Places run, as in the released code, from 0 at the first row (column, frame) to n/N at
+    the last, n the length of the axis and N that of the home grid. Exponentials are taken in float32 or more.
 
     Args:
-        block: the size of the blocks on the diagonal of each A_a: LieRE_block of the paper; None: one block, all d
-            features of a head. Features left over do not turn. Blocks of 2 are RoPE-Mixed, and are relative.
+        block: the size of the blocks on the diagonal of each A_a, LieRE_8 of the paper for 8; None: one block of
+            all features of a head. Features left over do not turn. Blocks of 2 are RoPE-Mixed, and relative.
         shared: whether heads share their A_a.
         scaling: "none", or "pi": places run to 1 on every grid.
 
-    Shapes: generators [axes, num_heads or 1, blocks, block (block − 1) / 2]: the entries above the diagonals, row by
-    row; uniform in [0, 2π) at the start.
+    Shapes: generators [axes, num_heads or 1, blocks, block (block − 1) / 2], the entries above the diagonal of
+    each block, row by row; at the start uniform in [0, 2π).
     """
 
     axes = (2, 3)
     formula = "exp(Σ_a p_a A_a), A_a skew-symmetric, learned"
-    paper = "Ostmeier et al. 2025, LieRE: Lie Rotational Positional Encodings, section 4"
+    paper = "Ostmeier et al. 2025, LieRE: Lie Rotational Positional Encodings"
 
     def __init__(
         self,
@@ -60,9 +58,10 @@ class LieRE(PositionEncoding):
         nn.init.uniform_(self.generators, 0, 2 * math.pi)
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
-        """[(b or 1,) patches, axes]."""
+        """Where each patch is: [(b or 1,) patches, axes], float32 or more."""
+        check_axes(self, grid.size, self.grid.size, grid)
         scale = [
-            (1.0 if self.scaling == "pi" else n / home) / torch.sym_max(n - 1, 1)
+            (1.0 if self.scaling == "pi" else n / home) / greater(n - 1, 1)
             for n, home in zip(grid.size, self.grid.size, strict=True)
         ]
         coords = grid.coords(device)
@@ -88,7 +87,7 @@ class LieRE(PositionEncoding):
         return above - above.mT
 
     def macs(self, grid: Grid) -> int:
-        """The products with queries and keys; the exponentials, once for all images of a batch, are not counted."""
+        """The products with queries and keys; not the exponentials, which are taken once for all of a batch."""
         return 2 * grid.patches * self.dim * self.head_dim
 
     def extra_repr(self) -> str:

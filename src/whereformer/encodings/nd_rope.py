@@ -11,19 +11,20 @@ from whereformer.grid import Grid
 class NDRoPE(Rotary):
     """A pair turns by θ^(−s/S) ω_k · p: for each scale s, ω_0 ... ω_n point to the corners of a regular simplex.
 
-    nD-RoPE, section 4.2, for n axes: on images three waves at 120°, so that Σ_k ω_k ω_kᵀ is isotropic at each scale
-    (eq. 19). Each head turns its simplex at random, once and for all. A head's d features are S (n + 1) pairs, those
-    of one direction together; those left over do not turn.
+    nD-RoPE, section 4.2. For n axes n + 1 waves, on images three at 120°, make each scale isotropic: Σ_k ω_k ω_kᵀ
+    is a multiple of 1 (eq. 19). Each head turns its simplex at random, once and for all. A head has S (n + 1)
+    pairs, s = 0 ... S − 1, those of one direction together.
 
     Args:
         theta: θ.
         turned: what has a random turn of its own: each "head", all its scales together (the released code), each
             "scale" of each head, or "none".
         layout: see `Rotary`.
-        scaling: see `Rotary`, component by component of the waves. (The paper's own YaRN has another ramp.)
+        scaling: see `Rotary`, component by component of the waves. (The YaRN of the paper's tables has another
+            ramp.)
 
-    Shapes: directions [num_heads, 1 or S, n + 1, n], not trained, (x, y) or (x, y, t) last. The released checkpoints
-    hold those of all blocks as (num_heads, blocks, n + 1, n).
+    Shapes: directions [num_heads, 1 or S, n + 1, n], (x, y) or (x, y, t) last; not trained. The released
+    checkpoints hold those of all blocks as (num_heads, blocks, n + 1, n).
     """
 
     formula = "R(θ^(−s/S) ω_k · p), ω_k the corners of a regular simplex"
@@ -52,7 +53,7 @@ class NDRoPE(Rotary):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        heads, own, corners, n = self.directions.shape
+        heads, own, _, n = self.directions.shape
         like = {"device": self.directions.device, "dtype": torch.float32}
         corner = simplex(n).to(**like)
         if self.turned == "none":
@@ -75,7 +76,7 @@ class NDRoPE(Rotary):
 
 
 def simplex(n: int) -> Tensor:
-    """The n + 1 corners of a regular simplex around 0, on the unit sphere: [n + 1, n]. Products of two are −1/n."""
+    """The n + 1 corners of a regular simplex on the unit sphere: [n + 1, n]; the product of any two is −1/n."""
     corners = torch.zeros(n + 1, n)
     for axis in range(n):
         corners[axis, axis] = (1 - corners[axis].square().sum()).sqrt()

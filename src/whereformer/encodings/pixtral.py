@@ -11,19 +11,19 @@ from whereformer.grid import Grid
 class Pixtral(Rotary):
     """Pairs m = 0, 2, 4 ... of a head's d features turn by θ^(−2m/d) y, pairs m = 1, 3, 5 ... by θ^(−2m/d) x.
 
-    Pixtral 12B, section 2.1 (ROPE-2D): one spectrum, dealt out to rows and columns in turn.
+    Pixtral 12B, section 2.2 (ROPE-2D): one spectrum, dealt out to rows and columns in turn.
 
     Args:
         theta: θ.
         order: how the pairs stand: "alternating" by m (the paper's matrix), or in "blocks", the rows' before the
             columns' (the released code and weights).
-        layout: see `Rotary`: "interleaved" in the paper and its code, "half" for weights converted to transformers.
+        layout: see `Rotary`; "half" for weights converted to transformers.
         scaling: see `Rotary`; it stretches the one spectrum of d/2 frequencies, each by its axis.
     """
 
     axes = (2,)
     formula = "R(θ^(−2m/d) y) for even m, R(θ^(−2m/d) x) for odd m"
-    paper = "Agrawal et al. 2024, Pixtral 12B, section 2.1"
+    paper = "Agrawal et al. 2024, Pixtral 12B, section 2.2"
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ from whereformer.grid import Grid
 
 
 class Qwen2VL(Rotary):
-    """The first half of a head's pairs turns by θ^(−4t/d) y, the second by θ^(−4t/d) x; features c and c + d/2 pair.
+    """The first half of a head's pairs turns by θ^(−4t/d) y, the second by θ^(−4t/d) x; c and c + d/2 are a pair.
 
-    Vision encoder of Qwen2-VL, section 2.1; with it those of Qwen2.5-VL and Qwen3-VL, and many after them. Attention
-    stays within a frame: a video is a batch of images.
+    The vision encoder of Qwen2-VL, section 2.1, and of many after it. Attention stays within a frame: a video is a
+    batch of images.
 
     Args:
         theta: θ.

@@ -11,8 +11,8 @@ from whereformer.grid import Grid
 class RoPE1D(Rotary):
     """Pair m of a head's d features turns by n θ^(−2m/d), n the number of the patch.   Su et al., eq. 15.
 
-    Patches are counted row by row from 0, so that two columns apart and one row apart are two offsets among many: on
-    images this is raster order, on `Grid(1, n)` a sequence.
+    Patches are counted from 0, row by row: the end of a row and the start of the next are neighbours, as in any
+    1-D encoding of an image. On `Grid(1, n)` they are a sequence.
 
     Args:
         theta: θ.

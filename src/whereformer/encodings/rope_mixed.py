@@ -10,11 +10,11 @@ from whereformer.grid import Grid
 class RoPEMixed(Rotary):
     """Pair t of a head's d features turns by θ^x_t x + θ^y_t y, both learned, for each head of its own.
 
-    RoPE-ViT, eq. 7-8. x and y are counted from 0.
+    RoPE-ViT, section 3.2. x and y are counted from 0.
 
     Args:
-        theta: the frequencies start with lengths theta^(−4t/d), t = 0 ... d/4 − 1, along a random direction of each
-            head, and again at right angles to it.
+        theta: θ of the start: lengths θ^(−4t/d), t = 0 ... d/4 − 1, along a random direction for each head, and
+            again at right angles to it.
         scaling: "none" or "pi", see `Rotary`. Learned frequencies have no θ that NTK or YaRN could change.
 
     Shapes: frequencies [2, num_heads, d/2], (x, y) first. The released checkpoints hold those of all blocks as
@@ -23,7 +23,7 @@ class RoPEMixed(Rotary):
 
     axes = (2,)
     formula = "R(θ^x_t x + θ^y_t y), θ^x, θ^y learned"
-    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, eq. 7-8 (mixed)"
+    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2 (mixed)"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, theta: float = 10.0, scaling: Scaling = "none"

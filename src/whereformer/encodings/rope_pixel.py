@@ -4,7 +4,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whereformer.encodings._rotary import Rotary, axial, check_one_of
+from whereformer.encodings._rotary import Rotary, axial, check_one_of, greater
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 
@@ -12,8 +12,8 @@ from whereformer.grid import Grid
 class RoPEPixel(Rotary):
     """A pair turns by f p, p from −1 at the first row (column) of patches to 1 at the last, f from π to π max / 2.
 
-    Half of the pairs have the rows, half the columns. As places are told in units of the image, not in patches, the
-    encoding always spans the home range: it needs no scaling, and is relative within one size of grid.
+    Half of the pairs have the rows, half the columns. Places are told in units of the image, not in patches: any
+    grid spans the same range, so that no scaling is needed, and scores are relative within one size of grid.
 
     Args:
         bands: how the frequencies are spaced: "linear" (vit-pytorch) or "log" (timm's default).
@@ -46,11 +46,11 @@ class RoPEPixel(Rotary):
             frequencies = torch.linspace(1, most, self.count, device=device)
         else:
             frequencies = 2 ** torch.linspace(0, math.log2(most), self.count, device=device)
-        return axial((math.pi * frequencies)[:, None].expand(-1, grid.axes), "y")
+        return axial((math.pi * frequencies)[:, None].expand(-1, self.grid.axes), "y")
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
         places = super().places(grid, device).unbind(-1)
-        ends = (torch.sym_max(n - 1, 1) for n in self.size(grid))
+        ends = [greater(n - 1, 1) for n in self.size(grid)]
         return torch.stack([2 * p / end - 1 for p, end in zip(places, ends, strict=True)], -1)
 
     def extra_repr(self) -> str:

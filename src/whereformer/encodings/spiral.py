@@ -11,19 +11,21 @@ from whereformer.grid import Grid
 class SpiralRoPE(Rotary):
     """A pair turns by ω_m (x cos φ + y sin φ), φ one of K directions, evenly spread over 180°.
 
-    Spiral RoPE. The first half of a head's pairs has the frequencies ω_m = max_freq θ^(−4m/d), m = 0 ... d/4 − 1, the
-    second half the same along the directions at right angles. Within a half, two pairs in a row share a direction,
-    the next two have the next: φ = 90° − i 180°/K in the first half, −i 180°/K in the second, i = ⌊m/2⌋ mod K/2.
+    Spiral RoPE. The first half of a head's pairs has the frequencies ω_m = max_freq θ^(−4m/d), m = 0 ... d/4 − 1;
+    the second half has them again, along directions at right angles to the first. Two pairs in a row share a
+    direction,
+    the next two have the next: φ = 90° − i 180°/K in the first half, −i 180°/K in the second, i = ⌊m/2⌋ mod K/2. A
+    head needs 4K features for every direction to have its two pairs.
 
     Args:
         directions: K, even; 2 is axial. (`rotate` of the released code is K/2.)
         theta: θ.
         max_freq: ω_0; 1.5 in the released training.
-        shared: whether all directions have the same frequencies (`same_theta` of the released code): then they are
-            max_freq θ^(−2Km/d), each for K pairs.
-        clamped: as the released code, which turns maps of angles as images, about the centre of the grid: where a
-            place p turned by i 180°/K falls outside of the grid, its coordinate is cut to the border. Places near the
-            corners are then no longer relative; square grids alone were meant.
+        shared: whether all directions have the same frequencies (`same_theta` of the released code): fewer ones,
+            max_freq θ^(−2Km/d).
+        clamped: as in the released code, which turns maps of angles as images, about the centre of a square grid:
+            where a place so turned falls outside of the grid it is cut to the border. Scores of places near the
+            corners are then no longer relative.
         scaling: see `Rotary`, component by component of the waves; the released code trains and tests with "pi".
     """
 

@@ -21,20 +21,20 @@ from whereformer.grid import Grid
 class VJEPA2(Rotary):
     """Three equal parts of a head's features turn by θ^(−2m/D) t, θ^(−2m/D) y and θ^(−2m/D) x: 3D-RoPE.
 
-    V-JEPA 2, section 2.1. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted
+    V-JEPA 2. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted
     from 0; d − 3D features are left over. An image is frame 0.
 
     Args:
         theta: θ.
-        pairing: which angle each of the D features gets: "paired" is a rotation, features 2m and 2m + 1 both taking
-            that of m. "repeated" is what the released weights were trained with: feature c takes that of
-            c mod D/2. It is not a rotation: it keeps neither norms nor offsets.
+        pairing: which angle each of D features takes. "paired": 2m and 2m + 1 take that of m, a rotation.
+            "repeated", with which the released weights were trained: c takes that of c mod D/2, although 2m and
+            2m + 1 are still a pair. That is no rotation: neither norms nor offsets are kept.
         scaling: see `Rotary`.
     """
 
     axes = (2, 3)
     formula = "R(θ^(−2m/D) t), R(θ^(−2m/D) y), R(θ^(−2m/D) x)"
-    paper = "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models, section 2.1 (3D-RoPE)"
+    paper = "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models (3D-RoPE)"
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class VJEPA2(Rotary):
             yield MatrixRotation(self.matrices(grid, device))
 
     def matrices(self, grid: Grid, device: torch.device | None) -> Tensor:
-        """[(b or 1,) 1, patches, d, d]: feature c becomes x_c cos φ_c ∓ x_c' sin φ_c, c' its partner in the pair."""
+        """[(b or 1,) 1, patches, d, d]: x_c cos φ_c ∓ x_c' sin φ_c for feature c, c' being its partner."""
         angles = self.angles(grid, device).unflatten(-1, (3, self.spectrum.count))
         angles = torch.cat([angles, angles], -1).flatten(-2)[..., None]
         one = torch.eye(angles.shape[-2], device=device)
