@@ -14,6 +14,7 @@ from torch import Tensor
 from loops import attend, close, leaf, same_gradients, turn
 from whereformer import Grid, InputError, MatrixRotation, Points, PositionEncoding, Rotation, attention, parse
 from whereformer.encodings import (
+    ComRoPE,
     DINOv3,
     GoldenGate,
     LieRE,
@@ -184,6 +185,17 @@ def vjepa2(e: Any, grid: Grid) -> Angle:
     return angle
 
 
+def mrope(e: Any, grid: Grid) -> Angle:
+    _, rows, columns = e.sections
+
+    def angle(h: int, c: int, place: Place) -> float:
+        a = 1 if c % 3 == 1 and c < 3 * rows else 2 if c % 3 == 2 and c < 3 * columns else 0
+        size, home = (1, *grid.size)[-3:][a], (1, *e.grid.size)[-3:][a]
+        return (0, *place)[-3:][a] * frequency(e.scaling, c, D // 2, e.theta, size, home)
+
+    return angle
+
+
 def golden_gate(e: Any, grid: Grid) -> Angle:
     axes, count = grid.axes, D // 2
     zeros = round(e.zero_freqs * count)
@@ -256,7 +268,7 @@ def places(grid: Grid) -> list[list[Place]]:
 def pairs_of(e: Any) -> int:
     """How many of the D / 2 pairs turn: as many in each part of a head."""
     axes = e.grid.axes
-    parts = {"RoPE1D": 1, "GoldenGate": 1, "VJEPA2": 3, "NDRoPE": axes + 1}.get(type(e).__name__, axes)
+    parts = {"RoPE1D": 1, "MRoPE": 1, "GoldenGate": 1, "VJEPA2": 3, "NDRoPE": axes + 1}.get(type(e).__name__, axes)
     return D // 2 // parts * parts
 
 
@@ -296,6 +308,8 @@ PAPERS: list[tuple[str, Callable[[Any, Grid], Angle]]] = [
     ("dinov3(normalise='min', base=50.0)", dinov3),
     ("vjepa2", vjepa2),
     ("vjepa2(scaling='pi')", vjepa2),
+    ("mrope", mrope),
+    ("mrope(sections=(4, 2, 1), scaling='ntk')", mrope),
     ("golden_gate(max_freq=5.0)", golden_gate),
     ("golden_gate(min_freq=0.2, max_freq=9.0, zero_freqs=0.3, scaling='ntk')", golden_gate),
     ("golden_gate(max_freq=2.0, min_freq=0.01, scaling='yarn')", golden_gate),
@@ -378,7 +392,7 @@ def test_ntk_keeps_the_first_frequency_and_interpolates_the_last() -> None:
     torch.testing.assert_close(f[-1], plain[-1] / 2)
 
 
-@pytest.mark.parametrize("grid", [Grid(3, 2, prefix=1), Grid(2, 2, prefix=2, frames=2)])
+@pytest.mark.parametrize("grid", [Grid(4, 3, prefix=1), Grid(2, 1, prefix=2, frames=4)])
 @pytest.mark.parametrize("block", [None, 3])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("scaling", ["none", "pi"])
@@ -427,6 +441,53 @@ def test_liere_is_the_exponential_of_its_generators(grid: Grid, block: Any, shar
     same_gradients(attention(q, k, v, grid, [e]), attend(turned(q), turned(k), v), sources)
 
 
+@pytest.mark.parametrize("grid", [Grid(3, 2, prefix=1), Grid(2, 2, prefix=2, frames=2)])
+@pytest.mark.parametrize(("kind", "block"), [("ld", 6), ("ld", 3), ("ap", 2)])
+def test_comrope_is_the_exponential_of_blocks_that_commute(grid: Grid, kind: Any, block: int) -> None:
+    """R(p) = Σ_k (Σ_a p_a A_a)^k / k!, A_a as whole matrices; norms of up to 12, so 60 terms."""
+    d = 6 if block == 6 else 12
+    e = ComRoPE(2 * d, 2, Grid(2, 4, frames=2 if grid.axes == 3 else None), kind=kind, block=block).double()
+    for parameter in e.parameters():
+        torch.nn.init.uniform_(parameter, -1, 1)
+
+    def rotation(h: int, place: Place) -> Tensor:
+        power: Any = torch.zeros(d, d, dtype=torch.float64)
+        for a, (p, n) in enumerate(zip(place, grid.size, strict=True)):
+            for j in range(d // block):
+                one = e.generators[h, j] - e.generators[h, j].mT
+                has = e.scales[a, j] if e.scales is not None else float(j % grid.axes == a)
+                whole = torch.nn.functional.pad(has * one, (block * j, d - block * (j + 1)) * 2)
+                power = power + ((p + 0.5) / n - 0.5) * whole
+        term = total = torch.eye(d, dtype=torch.float64)
+        for k in range(1, 60):
+            term = term @ power / k
+            total = total + term
+        return total
+
+    q, k, v = (leaf(1, 2, grid.tokens, d) for _ in range(3))
+
+    def turned(x: Tensor) -> Tensor:
+        rows = [x[:, :, n] for n in range(grid.prefix)]
+        for n, place in enumerate(places(grid)[0], grid.prefix):
+            rows.append(torch.stack([(x[:, h, n, None] * rotation(h, place)).sum(-1) for h in (0, 1)], 1))
+        return torch.stack(rows, -2)
+
+    sources = {"q": q, "k": k, "v": v, **dict(e.named_parameters())}
+    same_gradients(attention(q, k, v, grid, [e]), attend(turned(q), turned(k), v), sources)
+
+
+def test_comrope_in_training_moves_patches_by_at_most_half() -> None:
+    for grid in (HOME, VIDEO):
+        e = ComRoPE(DIM, HEADS, grid, perturb=3.0)
+        still = e.eval().places(grid, None)
+        moved = (e.train().places(grid, None) - still) * torch.tensor(grid.size)
+        assert 0.2 < moved[:, -2:].abs().mean() <= moved.abs().max() <= 0.5 + 1e-6
+        assert grid.axes == 2 or not moved[:, 0].any()
+        assert e.eval().crosses
+        assert not e.train().crosses
+        assert ComRoPE(DIM, HEADS, grid).train().crosses
+
+
 @pytest.mark.parametrize("scaling", ["none", "yarn"])
 def test_vjepa2_repeated_turns_each_feature_by_the_angle_of_its_number_modulo_half(scaling: Any) -> None:
     home, grid, d, part = Grid(2, 2, frames=2), Grid(2, 3, prefix=1, frames=3), 14, 4
@@ -467,6 +528,7 @@ KINDS = [
     "qwen2_vl",
     "visionllama",
     "vjepa2",
+    "mrope",
     "golden_gate(max_freq=5.0)",
     "spiral",
     "nd_rope",
@@ -478,14 +540,14 @@ def forms(e: PositionEncoding, grid: Grid) -> Any:
     return form
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "liere", "vjepa2(pairing='repeated')"])
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "comrope", "vjepa2(pairing='repeated')"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_waves_of_half_precision_modules_are_those_of_single_precision(
     kind: str, dtype: torch.dtype, autocast: bool
 ) -> None:
     """Of the same parameters, on 64 x 64 patches; matrices of LieRE on fewer, being dense."""
-    grid = Grid(8, 8) if "liere" in kind else Grid(64, 64)
+    grid = Grid(8, 8) if kind in ("liere", "comrope") else Grid(64, 64)
     e = build(kind, Grid(16, 16)).to(dtype)
     expected = forms(copy.deepcopy(e).float(), grid)
     with torch.autocast("cpu", dtype, enabled=autocast):
@@ -505,7 +567,7 @@ def test_far_places_are_distinct_in_half_precision() -> None:
     assert angles.unique().numel() == 46
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "comrope", "comrope(kind='ap')"])
 def test_norms_are_kept_and_scores_depend_on_offsets_alone(kind: str) -> None:
     e, (q, k) = build(kind), torch.randn(2, 1, HEADS, 12, D, dtype=torch.float64)
     at = HOME.coords()[None].double()
@@ -526,7 +588,7 @@ def test_the_first_patch_is_not_turned(kind: str) -> None:
     assert angles[..., 1:, :].any(-1).all()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "liere", "rope_axial(scaling='yarn')"])
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "comrope", "rope_axial(scaling='yarn')"])
 @pytest.mark.parametrize("prefix", [1, 5])
 def test_prefix_tokens_are_not_touched(kind: str, prefix: int) -> None:
     grid = Grid(5, 6, prefix)
@@ -536,7 +598,7 @@ def test_prefix_tokens_are_not_touched(kind: str, prefix: int) -> None:
     assert not torch.equal(turned[:, :, prefix:], x[:, :, prefix:])
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "liere", "vjepa2(pairing='repeated')", "rope_axial(scaling='yarn')"])
+@pytest.mark.parametrize("kind", [*KINDS, "liere", "comrope", "rope_axial(scaling='yarn')"])
 def test_dropping_patches_before_is_dropping_them_after(kind: str) -> None:
     grid, e = Grid(4, 5, prefix=1), build(kind)
     x = torch.randn(2, HEADS, grid.tokens, D)
@@ -608,7 +670,8 @@ def test_dinov3_crosses_grids_but_while_it_draws() -> None:
 
 def test_nothing_derived_is_saved() -> None:
     learned = {"rope_mixed": ["frequencies"], "nd_rope": ["directions"], "liere": ["generators"]}
-    for kind in [*KINDS, "liere"]:
+    learned["comrope"] = ["generators", "scales"]
+    for kind in [*KINDS, "liere", "comrope"]:
         e = build(kind)
         assert list(e.state_dict()) == learned.get(kind, [])
         assert not list(e.buffers())
@@ -749,6 +812,10 @@ def test_one_exported_program_serves_all_sizes(kind: str) -> None:
         ("nd_rope(turned='all')", 32, "NDRoPE: turned='all', expected one of"),
         ("rope_pixel(max_freq=1)", 32, "RoPEPixel: max_freq=1, expected at least 2"),
         ("vjepa2(pairing='half')", 32, "VJEPA2: pairing='half', expected one of"),
+        ("comrope(block=5)", 32, "ComRoPE: block=5, expected at least 2, and to divide the 16 features a head"),
+        ("comrope(kind='ap', block=16)", 32, "ComRoPE: block=16, .* 16 features a head, in 2 parts"),
+        ("comrope(perturb=-1.0)", 32, "ComRoPE: perturb=-1.0, expected a number of at least 0"),
+        ("mrope(sections=(4, 4))", 32, r"MRoPE: sections=\(4, 4\), expected three numbers"),
         ("pixtral(order='rows')", 32, "Pixtral: order='rows', expected one of"),
     ],
 )
@@ -759,7 +826,7 @@ def test_what_cannot_be_is_refused_when_it_is_built(text: str, dim: int, message
 
 
 def test_images_and_videos_are_told_apart() -> None:
-    for kind in ("rope_axial", "nd_rope", "golden_gate", "liere"):
+    for kind in ("rope_axial", "nd_rope", "golden_gate", "liere", "comrope"):
         with pytest.raises(InputError, match="other axes"):
             forms(build(kind, VIDEO), HOME)
     with pytest.raises(InputError, match="weight"):

@@ -2,7 +2,7 @@
 
 `data/rotary/reference.safetensors` holds what released code makes of `features()`, in float32: rope-vit (axial,
 mixed), vit-pytorch (pixel, golden), Spiral_RoPE, nD-RoPE (nd), VisionLLaMA, FiT (scaling per axis; `at` says which
-patches are stored), LieRE (raw: its generator parameters). `turned`: [1, heads, tokens, head_dim].
+patches are stored), LieRE (raw: its generator parameters), ComRoPE. `turned`: [1, heads, tokens, head_dim].
 """
 
 import math
@@ -16,6 +16,7 @@ from timm.layers.pos_embed_sincos import (
     RotaryEmbeddingCat,
     RotaryEmbeddingDinoV3,
     RotaryEmbeddingMixed,
+    RotaryEmbeddingMRope,
     apply_rot_embed_cat,
 )
 from torch import Tensor
@@ -36,9 +37,11 @@ from whereformer import Grid
 from whereformer.encodings import (
     EVA02,
     VJEPA2,
+    ComRoPE,
     DINOv3,
     GoldenGate,
     LieRE,
+    MRoPE,
     NDRoPE,
     Pixtral,
     Qwen2VL,
@@ -150,6 +153,15 @@ def test_dinov3_is_timms(ours: dict[str, Any], peer: dict[str, Any], size: tuple
     x = torch.randn(2, 2, math.prod(size), 32)
     expected = apply_rot_embed_cat(x, RotaryEmbeddingDinoV3(32, **peer).get_embed(list(size)), half=True)
     close(turned(DINOv3(64, 2, Grid(14, 14), **ours).eval(), x, Grid(*size)), expected, roundings=4 * 24)
+
+
+@pytest.mark.parametrize("size", GRIDS)
+@pytest.mark.parametrize(("head_dim", "sections"), [(64, (8, 12, 12)), (72, (12, 12, 12)), (32, (10, 2, 4))])
+def test_mrope_is_timms(head_dim: int, sections: Any, size: tuple[int, int]) -> None:
+    x = torch.randn(2, 2, math.prod(size), head_dim)
+    expected = apply_rot_embed_cat(x, RotaryEmbeddingMRope(head_dim, sections).get_embed(list(size)), half=True)
+    encoding = MRoPE(2 * head_dim, 2, Grid(14, 14), sections=sections)
+    close(turned(encoding, x, Grid(*size)), expected, roundings=4 * 24)
 
 
 # transformers
@@ -378,6 +390,19 @@ def test_liere(name: str, home: Grid, grid: Grid, given: dict[str, Any]) -> None
     row, column = torch.triu_indices(raw.shape[-1], raw.shape[-1], 1)
     encoding.load_state_dict({"generators": raw[..., row, column].unflatten(1, encoding.generators.shape[1:3])})
     close(turned(encoding, features(1, 2, grid.tokens, 8), grid), VALUES[f"liere.{name}.turned"], roundings=1024)
+
+
+@pytest.mark.parametrize(("name", "kind", "block"), [("ap", "ap", 4), ("ap2", "ap", 2), ("ld", "ld", 4)])
+def test_comrope(name: str, kind: Any, block: int) -> None:
+    """Scores: the released code counts from 0 and turns the class token by ½, here all is told from the centre."""
+    grid = Grid(4, 4, prefix=1)
+    encoding = ComRoPE(32, 2, grid, kind=kind, block=block)
+    state = {"generators": VALUES[f"comrope.{name}.freqs"][:, 0]}
+    if kind == "ld":
+        state["scales"] = VALUES[f"comrope.{name}.multiplier"][0, :, :, 0, 0]
+    encoding.load_state_dict(state)
+    found, expected = turned(encoding, features(1, 2, 17, 16), grid), VALUES[f"comrope.{name}.turned"]
+    close(found @ found.mT, expected @ expected.mT, roundings=1024)
 
 
 # bugs of others

@@ -1,12 +1,14 @@
 """One paper, one file."""
 
 from whereformer.encodings._rotary import half_to_interleaved, interleaved_to_half
+from whereformer.encodings.comrope import ComRoPE
 from whereformer.encodings.dinov3 import DINOv3
 from whereformer.encodings.eva02 import EVA02
 from whereformer.encodings.golden_gate import GoldenGate
 from whereformer.encodings.irpe import IRPE
 from whereformer.encodings.learned import Learned
 from whereformer.encodings.liere import LieRE
+from whereformer.encodings.mrope import MRoPE
 from whereformer.encodings.nd_rope import NDRoPE
 from whereformer.encodings.none import NoPositions
 from whereformer.encodings.peg import PEG
@@ -26,10 +28,12 @@ __all__ = [
     "IRPE",
     "PEG",
     "VJEPA2",
+    "ComRoPE",
     "DINOv3",
     "GoldenGate",
     "Learned",
     "LieRE",
+    "MRoPE",
     "NDRoPE",
     "NoPositions",
     "Pixtral",

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -173,6 +174,24 @@ def greater(a: float, b: float) -> float:
 def exact(x: Tensor) -> Tensor:
     """In float32, or in what is more exact."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def exponential(generators: Tensor, places: Tensor, features: int) -> MatrixRotation:
+    """x at place p becomes exp(Σ_a p_a A_a) x, block by block; features behind the last block stay as they are.
+
+    Args:
+        generators: the A_a: [axes, h or 1, blocks, size, size], skew-symmetric, float32 or more.
+        places: [(b or 1,) patches, axes].
+    """
+    places = places[..., None, :, :, None, None, None]
+    first, *others = (places[..., a, :, :, :] * one[:, None] for a, one in enumerate(generators))
+    exponent = sum(others, start=first)  # [(b or 1,) h or 1, patches, blocks, size, size]
+    kind = exponent.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        turns = torch.linalg.matrix_exp(exponent)
+    diagonal = torch.eye(turns.shape[-3], dtype=turns.dtype, device=turns.device)[:, None, :, None]
+    matrices = (diagonal * turns[..., :, :, None, :]).flatten(-4, -3).flatten(-2)
+    return MatrixRotation(beside_identity(matrices, features))
 
 
 def beside_identity(matrices: Tensor, features: int) -> Tensor:

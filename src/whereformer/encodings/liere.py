@@ -1,13 +1,12 @@
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings._rotary import beside_identity, check_axes, check_one_of, exact, greater
+from whereformer.encodings._rotary import check_axes, check_one_of, exact, exponential, greater
 from whereformer.errors import InputError
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
@@ -58,25 +57,18 @@ class LieRE(PositionEncoding):
         nn.init.uniform_(self.generators, 0, 2 * math.pi)
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
-        """Where each patch is: [(b or 1,) patches, axes], float32 or more."""
+        """Where each patch is: [(b or 1,) patches, axes], in the dtype of the generators, float32 or more."""
         check_axes(self, grid.size, self.grid.size, grid)
         scale = [
             (1.0 if self.scaling == "pi" else n / home) / greater(n - 1, 1)
             for n, home in zip(grid.size, self.grid.size, strict=True)
         ]
-        coords = grid.coords(device)
-        return torch.stack([exact(coords[..., a]) * s for a, s in enumerate(scale)], -1)
+        coords = grid.coords(device).to(exact(self.generators).dtype)
+        return torch.stack([coords[..., a] * s for a, s in enumerate(scale)], -1)
 
     def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[MatrixRotation]:
-        places = self.places(grid, self.generators.device)[..., None, :, :, None, None, None]
-        first, *others = (places[..., a, :, :, :] * skew[:, None] for a, skew in enumerate(self.skew()))
-        exponent = sum(others, start=first)  # [(b or 1,) h, patches, blocks, block, block]
-        kind = exponent.device.type
-        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-            turns = torch.linalg.matrix_exp(exponent)
-        diagonal = torch.eye(turns.shape[-3], dtype=turns.dtype, device=turns.device)[:, None, :, None]
-        matrices = (diagonal * turns[..., :, :, None, :]).flatten(-4, -3).flatten(-2)
-        yield MatrixRotation(beside_identity(matrices, self.head_dim))
+        places = self.places(grid, self.generators.device)
+        yield exponential(self.skew(), places, self.head_dim)
 
     def skew(self) -> Tensor:
         """The A_a: [axes, num_heads or 1, blocks, block, block], float32 or more."""
