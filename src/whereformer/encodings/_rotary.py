@@ -1,7 +1,6 @@
 """What rotary encodings share: waves, the turn by them, and their stretch on grids larger than the home grid."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -115,9 +114,9 @@ class Rotary(PositionEncoding):
     def crosses(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.scaling in ("none", "pi")
 
-    @abstractmethod
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
         """Wave vectors of the pairs of each head, in radians per patch: [h or 1, pairs, axes], float32 or more."""
+        raise NotImplementedError
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
         """Where each patch is: [(b or 1,) patches, axes], float32 or more."""
