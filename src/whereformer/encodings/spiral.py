@@ -13,9 +13,8 @@ class SpiralRoPE(Rotary):
 
     Spiral RoPE. The first half of a head's pairs has the frequencies ω_m = max_freq θ^(−4m/d), m = 0 ... d/4 − 1;
     the second half has them again, along directions at right angles to the first. Two pairs in a row share a
-    direction,
-    the next two have the next: φ = 90° − i 180°/K in the first half, −i 180°/K in the second, i = ⌊m/2⌋ mod K/2. A
-    head needs 4K features for every direction to have its two pairs.
+    direction, the next two have the next: φ = 90° − i 180°/K in the first half, −i 180°/K in the second, i = ⌊m/2⌋
+    mod K/2. A head needs 4K features for every direction to have its two pairs.
 
     Args:
         directions: K, even; 2 is axial. (`rotate` of the released code is K/2.)
@@ -26,7 +25,7 @@ class SpiralRoPE(Rotary):
         clamped: as in the released code, which turns maps of angles as images, about the centre of a square grid:
             where a place so turned falls outside of the grid it is cut to the border. Scores of places near the
             corners are then no longer relative.
-        scaling: see `Rotary`, component by component of the waves; the released code trains and tests with "pi".
+        scaling: see `Rotary`, component by component of the waves; the released code interpolates ("pi").
     """
 
     axes = (2,)

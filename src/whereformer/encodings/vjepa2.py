@@ -21,14 +21,14 @@ from whereformer.grid import Grid
 class VJEPA2(Rotary):
     """Three equal parts of a head's features turn by θ^(−2m/D) t, θ^(−2m/D) y and θ^(−2m/D) x: 3D-RoPE.
 
-    V-JEPA 2. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted
-    from 0; d − 3D features are left over. An image is frame 0.
+    V-JEPA 2. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted from 0; d − 3D
+    features are left over. An image is frame 0.
 
     Args:
         theta: θ.
         pairing: which angle each of D features takes. "paired": 2m and 2m + 1 take that of m, a rotation.
-            "repeated", with which the released weights were trained: c takes that of c mod D/2, although 2m and
-            2m + 1 are still a pair. That is no rotation: neither norms nor offsets are kept.
+            "repeated", with which the released weights were trained: c takes that of c mod D/2, although 2m and 2m
+            + 1 are still a pair. That is no rotation: neither norms nor offsets are kept.
         scaling: see `Rotary`.
     """
 
