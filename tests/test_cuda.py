@@ -16,7 +16,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 SPECS = [
     *("irpe(on='qkv')", "irpe(mode='bias', shared=False)", "irpe(method='cross', on='qk')", "learned", "peg"),
-    *("rope_axial(scaling='yarn')", "rope_mixed", "dinov3", "vjepa2(pairing='repeated')", "liere(block=4)"),
+    *(
+        "rope_axial(scaling='yarn')",
+        "rope_mixed",
+        "dinov3(rescale=None)",
+        "vjepa2(pairing='repeated')",
+        "liere(block=4)",
+    ),
 ]
 
 
