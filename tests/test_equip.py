@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -138,7 +140,7 @@ def test_peg_stands_after_the_blocks_named():
     x = model.blocks[1](model.blocks[0](tokens))
     expected = plain.blocks[2](peg.tokens(x, Grid(4, 4, 1)))
     torch.testing.assert_close(model.blocks[2](x), expected)
-    assert not hasattr(model.blocks[1], "encodings")
+    assert not len(model.blocks[1].encodings)
 
 
 def test_every_parameter_is_in_one_group_and_encodings_do_not_decay():
@@ -197,13 +199,65 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(other.grad, parameter.grad, msg=name)
 
 
-def test_checkpointed_backward_after_another_size_says_so_instead_of_computing_nonsense():
-    model = equip(small(dynamic_img_size=True), "irpe").train()
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def test_checkpointed_backward_after_forwards_at_other_sizes():
+    """24 x 40 and 40 x 24 have as many tokens: nothing but the grid tells them apart."""
+    model = equip(small(dynamic_img_size=True), "learned + peg + irpe(on='qkv')").train()
+    randomise(model)
+    sizes = [(24, 40), (40, 24), (32, 32)]
+    expected = []
+    for height, width in sizes:
+        model(images(height, width)).square().sum().backward()
+        expected.append(gradients(model))
+    for features in (False, True):
+        model.set_grad_checkpointing()
+        read = model.forward_intermediates if features else model
+        outputs = [read(images(height, width)) for height, width in sizes]
+        for out, wanted in zip(outputs, expected, strict=True):
+            out = model.forward_head(out[0]) if features else out
+            out.square().sum().backward()
+            found = gradients(model)
+            for name, gradient in wanted.items():
+                torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+def test_checkpointing_that_was_on_stays_on():
+    model = small(dynamic_img_size=True).train()
     model.set_grad_checkpointing()
-    loss = model(images()).sum()
-    model(images(24, 40))
-    with pytest.raises(InputError, match="17 tokens"):
-        loss.backward()
+    calls = []
+    equip(model, "irpe").blocks[1].norm1.register_forward_hook(lambda *_: calls.append(1))
+    model(images()).sum().backward()
+    assert len(calls) == 2
+    model.set_grad_checkpointing(False)
+    model(images()).sum().backward()
+    assert len(calls) == 3
+
+
+def test_threads_may_use_one_model_at_different_sizes():
+    """One thread stops inside its forward while another runs a whole one."""
+    model = equip(small(dynamic_img_size=True), "peg + irpe(on='qkv')")
+    randomise(model)
+    sizes = [(24, 40), (40, 24)]
+    expected = [model(images(*size)) for size in sizes]
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go_on.wait(timeout=60)
+
+    model.blocks[0].norm1.register_forward_hook(stop)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(model, images(*sizes[0]))
+        assert inside.wait(timeout=60)
+        torch.testing.assert_close(model(images(*sizes[1])), expected[1])
+        go_on.set()
+        torch.testing.assert_close(slow.result(timeout=60), expected[0])
 
 
 def test_forward_intermediates():

@@ -1,12 +1,15 @@
 """timm's VisionTransformer as a host of encodings."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from timm.layers.attention import Attention
 from timm.layers.patch_dropout import PatchDropout
+from timm.models import checkpoint
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -20,11 +23,14 @@ from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 
-@dataclass
-class Place:
-    """Where the tokens of the current forward are: filled before the first block, read by every layer."""
+class Place(threading.local):
+    """Where the tokens of this thread's forward are: filled before the first block, read by every layer."""
 
-    grid: Grid
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (self.grid,)
 
 
 @dataclass
@@ -57,6 +63,13 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
         """Where tokens are at the size the model was built for."""
         return _home_grid(self)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Each block computes itself again, on the grid it was computed on; timm's own way knows no grid."""
+        super().set_grad_checkpointing(enable)
+        self.grad_checkpointing = False
+        for block in self.blocks:
+            cast(EquippedBlock, block).grad_checkpointing = enable
+
     def no_weight_decay(self) -> set[str]:
         ours = {
             f"{where}.{name}"
@@ -72,14 +85,22 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
 
 
 class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
-    """Encodings of tokens before a later block."""
+    """Encodings of tokens before a later block; the grid it was computed on, when it is computed again."""
 
     encodings: nn.ModuleList
     place: Place
+    grad_checkpointing: bool
 
-    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        compute = partial(self._compute, self.place.grid)
+        if self.grad_checkpointing:
+            return checkpoint(compute, x, *args, **kwargs)
+        return compute(x, *args, **kwargs)
+
+    def _compute(self, grid: Grid, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.place.grid = grid  # computed again, this is another thread's or a later forward's place
         for encoding in self.encodings:
-            x = cast(PositionEncoding, encoding).tokens(x, self.place.grid)
+            x = cast(PositionEncoding, encoding).tokens(x, grid)
         return super().forward(x, *args, **kwargs)
 
 
@@ -131,11 +152,13 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
         for module, encodings in zip(_attentions(block), placement.attentions, strict=True):
             if encodings:
                 _attach(module, EquippedAttention, encodings, place)
-    for block, placement in zip(model.blocks[1:], placements[1:], strict=True):
-        if placement.tokens:
-            _attach(block, EquippedBlock, placement.tokens, place)
+    before_blocks = [[], *(placement.tokens for placement in placements[1:])]
+    for block, encodings in zip(model.blocks, before_blocks, strict=True):
+        _attach(block, EquippedBlock, encodings, place)
     _attach(model, EquippedModel, placements[0].tokens, place)
-    cast(EquippedModel, model).encoding = " + ".join(map(spell, factories))
+    equipped = cast(EquippedModel, model)
+    equipped.encoding = " + ".join(map(spell, factories))
+    equipped.set_grad_checkpointing(equipped.grad_checkpointing)
 
 
 def _accept(model: nn.Module) -> VisionTransformer:
