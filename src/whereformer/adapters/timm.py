@@ -14,7 +14,8 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from whereformer.adapters.swap import Equipped, swap_class
+from whereformer.adapters.shared import apply_tokens, attach, build, names_of_parameters
+from whereformer.adapters.swap import Equipped
 from whereformer.attention import attention
 from whereformer.catalog import Factory, spell
 from whereformer.encoding import PositionEncoding
@@ -54,8 +55,7 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
             x = super()._pos_embed(x)
         else:
             x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.view(x.shape[0], -1, x.shape[-1])], 1)
-        for encoding in self.encodings:
-            x = cast(PositionEncoding, encoding).tokens(x, grid)
+        x = apply_tokens(self.encodings, x, grid)
         return x if self.pos_embed is not None else self.pos_drop(x)
 
     @property
@@ -71,13 +71,7 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
             cast(EquippedBlock, block).grad_checkpointing = enable
 
     def no_weight_decay(self) -> set[str]:
-        ours = {
-            f"{where}.{name}"
-            for where, module in self.named_modules()
-            if isinstance(module, PositionEncoding)
-            for name, _ in module.named_parameters()
-        }
-        return super().no_weight_decay() | ours
+        return super().no_weight_decay() | names_of_parameters(self)
 
     def group_matcher(self, coarse: bool = False) -> dict:
         groups = super().group_matcher(coarse)
@@ -99,8 +93,7 @@ class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
 
     def _compute(self, grid: Grid, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.place.grid = grid  # computed again, this is another thread's or a later forward's place
-        for encoding in self.encodings:
-            x = cast(PositionEncoding, encoding).tokens(x, grid)
+        x = apply_tokens(self.encodings, x, grid)
         return super().forward(x, *args, **kwargs)
 
 
@@ -166,7 +159,7 @@ def _accept(model: nn.Module) -> VisionTransformer:
         raise InputError(f"equip: the model has {model.encoding!r} already; equip a fresh one")
     if not isinstance(model, VisionTransformer):
         raise InputError(
-            f"equip: {type(model).__name__} is not a timm VisionTransformer"
+            f"equip: {type(model).__name__} is not a timm VisionTransformer, Twins or PyramidVisionTransformerV2"
             " (and equip comes before torch.compile, DDP or FSDP)"
         )
     if type(model)._pos_embed not in (VisionTransformer._pos_embed, VisionTransformerDistilled._pos_embed):
@@ -183,8 +176,9 @@ def _accept(model: nn.Module) -> VisionTransformer:
 
 def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placements: list[Placement]) -> None:
     """Build one encoding for each place that asks for it."""
+    like = next(model.patch_embed.parameters())
     heads = next((module.num_heads for block in model.blocks for module in _attentions(block)), 1)
-    scout = _build(factory, model, model.embed_dim, heads, grid)
+    scout = build(factory, like, model.embed_dim, heads, grid)
     attends = set(scout.moments()) - {"tokens"}
     for number in scout.blocks(len(placements)):
         if not 0 <= number < len(placements):
@@ -193,7 +187,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
             )
         placement = placements[number]
         if not attends:
-            placement.tokens.append(_build(factory, model, model.embed_dim, heads, grid))
+            placement.tokens.append(build(factory, like, model.embed_dim, heads, grid))
             continue
         modules = _attentions(model.blocks[number])
         if not modules:
@@ -202,17 +196,9 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
                 f" so {spell(factory)} cannot act there; encodings of tokens can"
             )
         for module, encodings in zip(modules, placement.attentions, strict=True):
-            encodings.append(_build(factory, model, module.attn_dim, module.num_heads, grid))
+            encodings.append(build(factory, like, module.attn_dim, module.num_heads, grid))
         if "tokens" in scout.moments():
             placement.tokens.append(placement.attentions[0][-1])
-
-
-def _build(factory: Factory, model: VisionTransformer, dim: int, heads: int, grid: Grid) -> PositionEncoding:
-    like = next(model.patch_embed.parameters())
-    encoding = factory(dim, heads, grid)
-    if not isinstance(encoding, PositionEncoding):
-        raise InputError(f"equip: {factory!r} gave {type(encoding).__name__}, expected a PositionEncoding")
-    return encoding.to(like.device, like.dtype)
 
 
 def _check_patch_drop(model: VisionTransformer, placements: list[Placement]) -> None:
@@ -235,10 +221,8 @@ def _start_from_own(model: VisionTransformer, encodings: list[PositionEncoding])
 
 
 def _attach(module: nn.Module, behaviour: type[Equipped], encodings: list[PositionEncoding], place: Place) -> None:
-    swap_class(module, behaviour)
-    equipped = cast(EquippedBlock, module)
-    equipped.encodings = nn.ModuleList(encodings).train(module.training)
-    equipped.place = place
+    attach(module, behaviour, encodings)
+    cast(EquippedBlock, module).place = place
 
 
 def _attentions(block: nn.Module) -> list[Attention]:
