@@ -14,6 +14,9 @@ ABSOLUTE = [
 CONDITIONAL = [
     "peg",
     "peg(after=(0, 1, 2, 3, 4), kernel_size=5)",
+    "peg(after=-1, bias=False)",
+    "lepe",
+    "lepe(kernel_size=5)",
 ]
 
 IRPE = [
@@ -42,7 +45,7 @@ ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 
 COMPILED = {
     *("learned", "sincos2d"),
-    *("peg",),
+    *("peg", "lepe"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
 }
 """Compiling takes a second or more: one of each kind of code."""

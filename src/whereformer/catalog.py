@@ -21,6 +21,7 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     "learned": encodings.Learned,
     "sincos2d": encodings.SinCos2D,
     "peg": encodings.PEG,
+    "lepe": encodings.LePE,
     "irpe": encodings.IRPE,
 }
 
