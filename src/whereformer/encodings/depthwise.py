@@ -29,6 +29,10 @@ def depthwise(x: Tensor, grid: Grid, weight: Tensor, bias: Tensor | None) -> Ten
 
 def check_kernel_size(what: str, kernel_size: object) -> None:
     """Raise unless a kernel of that size has a centre."""
-    whole = isinstance(kernel_size, int) and not isinstance(kernel_size, bool)
-    if not whole or kernel_size < 1 or kernel_size % 2 == 0:
+    if (
+        isinstance(kernel_size, bool)
+        or not isinstance(kernel_size, int)
+        or kernel_size < 1
+        or kernel_size % 2 == 0
+    ):
         raise InputError(f"{what}: kernel_size={kernel_size!r}, expected an odd positive integer")
