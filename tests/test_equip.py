@@ -226,6 +226,31 @@ def test_checkpointed_backward_after_forwards_at_other_sizes():
                 torch.testing.assert_close(found[name], gradient, msg=name)
 
 
+def test_checkpointed_backward_on_another_thread():
+    """As on GPUs, where backward has a thread of its own."""
+    model = equip(small(dynamic_img_size=True), "peg + irpe(on='qkv')").train()
+    randomise(model)
+    model(images(24, 40)).square().sum().backward()
+    expected = gradients(model)
+    model.set_grad_checkpointing()
+    loss = model(images(24, 40)).square().sum()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(loss.backward).result()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+def test_checkpointing_compiles_whole():
+    model = equip(small(dynamic_img_size=True, depth=2), "peg + irpe(on='qkv')").train()
+    randomise(model)
+    model(images(24, 40)).square().sum().backward()
+    expected = gradients(model)
+    model.set_grad_checkpointing()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(images(24, 40)).square().sum().backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
 def test_checkpointing_that_was_on_stays_on():
     model = small(dynamic_img_size=True).train()
     model.set_grad_checkpointing()

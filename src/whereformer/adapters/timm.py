@@ -92,7 +92,8 @@ class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
         return compute(x, *args, **kwargs)
 
     def _compute(self, grid: Grid, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        self.place.grid = grid  # computed again, this is another thread's or a later forward's place
+        if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
+            self.place.grid = grid
         x = apply_tokens(self.encodings, x, grid)
         return super().forward(x, *args, **kwargs)
 
