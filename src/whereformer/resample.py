@@ -1,6 +1,6 @@
 """Tables learned on one grid, read on another: the only interpolation in the library."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,16 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     rows, columns = (
         _weights(old, new, mode, antialias, exact) for old, new in zip(table.shape[:2], size, strict=True)
     )
-    device = table.device.type
-    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+    with without_autocast(table.device):
         new = torch.einsum("yh,hwc->ywc", rows, exact)
         new = torch.einsum("xw,ywc->yxc", columns, new)
     return new.to(table.dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """What is multiplied inside keeps its precision."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _weights(old: int, new: int, mode: str, antialias: bool, like: Tensor) -> Tensor:
