@@ -59,7 +59,7 @@ class DETRSine(PositionEncoding):
         return add(x, grid, self.table(grid, x.device))
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """What is added to the patches: [patches, dim], float32."""
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
         places = sized(grid, device, self.offset) * self.scale if self.normalize else grid.coords(device) + 1
         return waves(places, self.dim // 4, self.temperature).flatten(-3)
 

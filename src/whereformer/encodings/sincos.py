@@ -45,7 +45,7 @@ class SinCos2D(PositionEncoding):
         return add(x, grid, self.table(grid, x.device))
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """What is added to the patches: [patches, dim], float32."""
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
         count, temperature = self.dim // 4, self.temperature
         if self.layout == "big_vision":
             temperature **= count / (count - 1)

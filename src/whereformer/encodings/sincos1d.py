@@ -47,7 +47,7 @@ class SinCos1D(PositionEncoding):
         return add(x, grid, self.table(grid, x.device))
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """What is added to the patches: [patches, dim], float32."""
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
         pairs = waves(grid.raster(device), self.dim // 2, self.temperature)
         return (pairs if self.layout == "interleaved" else pairs.mT).flatten(-2)
 

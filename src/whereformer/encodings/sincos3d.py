@@ -35,7 +35,7 @@ class SinCos3D(PositionEncoding):
         return add(x, grid, self.table(grid, x.device))
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """What is added to the patches: [patches, dim], float32."""
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
         count = -(-self.dim // (2 * grid.axes))
         return waves(grid.coords(device), count, self.temperature).mT.flatten(-3)[..., : self.dim]
 
