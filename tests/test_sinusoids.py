@@ -366,7 +366,9 @@ def test_learnable_fourier_is_its_equation(grid: Grid, groups: Any) -> None:
         parts = []
         for p in [place] if groups == "together" else [(at,) for at in place]:
             angles = [sum(at * encoding.W_r[m, f] for m, at in enumerate(p)) for f in range(4)]
-            r = torch.stack([torch.as_tensor(a).cos() for a in angles] + [torch.as_tensor(a).sin() for a in angles])
+            r = torch.stack(
+                [torch.as_tensor(a).cos() for a in angles] + [torch.as_tensor(a).sin() for a in angles]
+            )
             r = r / math.sqrt(8)
             h = torch.stack([(encoding.weight_1[c] * r).sum() + encoding.bias_1[c] for c in range(5)])
             h = h * (1 + torch.erf(h / math.sqrt(2))) / 2

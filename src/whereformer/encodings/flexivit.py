@@ -40,9 +40,8 @@ class FlexiViT(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         check_size("FlexiViT: size", size)
-        std = dim**-0.5 if std is None else std
-        check_positive("FlexiViT: std", std)
-        self.std = std
+        self.std: float = dim**-0.5 if std is None else std
+        check_positive("FlexiViT: std", self.std)
         self.antialias = antialias
         self.table = nn.Parameter(torch.empty(*size, dim))
         self.reset_parameters()

@@ -74,12 +74,13 @@ class NaViT(PositionEncoding):
         self.combine: Combine = combine
         self.mode: Longer = mode
         self.std = std
+        self.names = "tyx"[-grid.axes :]
         lengths = grid.size if size is None and coordinate == "fractional" else [size or 64] * grid.axes
         width = dim // grid.axes if combine == "concat" else dim
         self.tables = nn.ParameterDict(
             {
                 axis: nn.Parameter(torch.empty(length, width))
-                for axis, length in zip("tyx"[-grid.axes :], lengths, strict=True)
+                for axis, length in zip(self.names, lengths, strict=True)
             }
         )
         self.reset_parameters()
@@ -91,7 +92,7 @@ class NaViT(PositionEncoding):
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         if grid.axes != self.grid.axes:
             raise InputError(f"NaViT: {grid}, but its tables are for {self.grid.axes} axes: built for {self.grid}")
-        phi = spread(*map(self._read, self.tables, grid.size))
+        phi = spread(*map(self._read, self.names, grid.size))
         match self.combine:
             case "sum":
                 image = sum(phi[1:], phi[0])
