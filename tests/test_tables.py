@@ -18,7 +18,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor
 
 from loops import close, leaf, same_gradients
-from whereformer import Grid, InputError, PositionEncoding
+from whereformer import Grid, InputError, PositionEncoding, encode, parse
 from whereformer.encodings import AbsWin, DETRLearned, FlexiViT, Learned, NaViT, Pix2Struct, ViT2D
 from whereformer.grid import Points
 
@@ -463,3 +463,30 @@ def test_tables_start_normal(build: Callable[[], PositionEncoding], std: float) 
 def test_what_is_refused(cls: Any, dim: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         cls(dim, 1, Grid(2, 3), **options)
+
+
+EXPORTED = (
+    "vit2d + detr_learned + navit(coordinate='fractional') + flexivit + abs_win(window=(2, 3))"
+    " + detr_sine + fourier + perceiver(bands=4)"
+)
+"""One of each kind of code. Not mode='interpolate': a program serves either shorter or longer axes than the table."""
+
+
+def test_exported_with_any_height_and_width() -> None:
+    """All in one program, on sizes it was not exported with."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encodings = torch.nn.ModuleList(factory(24, 2, Grid(6, 7)) for factory in parse(EXPORTED))
+
+        def forward(self, image: Tensor) -> Tensor:
+            grid = Grid(image.shape[2], image.shape[3])
+            return encode(image.flatten(2).mT, grid, self.encodings)  # type: ignore[arg-type]
+
+    model = Model().eval()
+    sizes = {axis: torch.export.Dim(name, min=2, max=40) for axis, name in ((2, "height"), (3, "width"))}
+    exported = torch.export.export(model, (torch.randn(1, 24, 6, 7),), dynamic_shapes=(sizes,)).module()
+    for size in ((6, 7), (5, 9), (12, 2)):
+        image = torch.randn(1, 24, *size)
+        torch.testing.assert_close(exported(image), model(image))

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
@@ -57,9 +58,11 @@ class AbsWin(PositionEncoding):
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         background = resample(self.table, (grid.height, grid.width), antialias=self.antialias)
+        background = grid.pick(background)
         h, w = self.window.shape[:2]
-        tiles = self.window.repeat(-(-grid.height // h), -(-grid.width // w), 1)
-        return add(x, grid, grid.pick(background + tiles[: grid.height, : grid.width]))
+        y, at = grid.coords(x.device).unbind(-1)
+        window = F.embedding(y % h * w + at % w, self.window.flatten(0, 1))
+        return add(x, grid, background + window)
 
     def extra_repr(self) -> str:
         window, size = (tuple(table.shape[:2]) for table in (self.window, self.table))

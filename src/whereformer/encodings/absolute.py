@@ -32,14 +32,12 @@ Longer = Literal["refuse", "interpolate"]
 
 def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
     """The first `length` rows of a table [n, channels]; for a longer axis, all its rows stretched, or an error."""
-    if length <= table.shape[0]:
-        return table[:length]
-    if longer == "refuse":
+    if longer == "refuse" and length > table.shape[0]:
         raise InputError(
             f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis;"
             " expected fewer patches, or mode='interpolate'"
         )
-    return stretched(table, length)
+    return stretched(table, length) if length > table.shape[0] else table[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
