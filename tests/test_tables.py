@@ -469,7 +469,7 @@ EXPORTED = (
     "vit2d + detr_learned + navit(coordinate='fractional') + flexivit + abs_win(window=(2, 3))"
     " + detr_sine + fourier + perceiver(bands=4)"
 )
-"""One of each kind of code. Not mode='interpolate': a program serves either shorter or longer axes than the table."""
+"""One of each kind of code; a program of mode='interpolate' serves axes either shorter or longer than the table."""
 
 
 def test_exported_with_any_height_and_width() -> None:

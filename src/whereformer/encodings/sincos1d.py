@@ -16,8 +16,8 @@ class SinCos1D(PositionEncoding):
     out: they get nothing added. So the last patch of a row is next to the first of the row below.
 
     Args:
-        layout: "interleaved" (the equation, sin and cos of one frequency side by side), or "half" (all sines,
-            then all cosines: the order of tensor2tensor and many ports).
+        layout: "interleaved" (the equation, sin and cos of one frequency side by side), or "half" (all sines, then
+            all cosines).
         temperature: T.
     """
 

@@ -25,7 +25,7 @@ class XCiT(PositionEncoding):
     """
 
     formula = "x_n + W (PE(2π (y + 1) / H), PE(2π (x + 1) / W)) + b"
-    paper = "El-Nouby et al. 2021, XCiT: Cross-Covariance Image Transformers, section 4 (positional encoding)"
+    paper = "El-Nouby et al. 2021, XCiT: Cross-Covariance Image Transformers"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, channels: int = 32, temperature: float = 10000.0
