@@ -469,7 +469,7 @@ EXPORTED = (
     "vit2d + detr_learned + navit(coordinate='fractional') + flexivit + abs_win(window=(2, 3))"
     " + detr_sine + fourier + perceiver(bands=4)"
 )
-"""One of each kind of code; a program of mode='interpolate' serves axes either shorter or longer than the table."""
+"""One of each kind of code; a program of mode='interpolate' is for axes shorter, or longer, than its tables."""
 
 
 def test_exported_with_any_height_and_width() -> None:

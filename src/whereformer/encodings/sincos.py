@@ -19,7 +19,7 @@ class SinCos2D(PositionEncoding):
     Args:
         layout: the order of the channels, by the code that uses it:
             "mae"         [sin x, cos x, sin y, cos y]
-            "moco"        [sin y, cos y, sin x, cos x]  (timm: interleave_sin_cos; transformers' ViTMAE, unlike MAE)
+            "moco"        [sin y, cos y, sin x, cos x]  (timm: interleave_sin_cos; transformers' ViTMAE)
             "timm"        [sin y, sin x, cos y, cos x]  (its default)
             "big_vision"  as "mae", but ω_k = T^(−k / (D/4 − 1))
             "detr"        [y, x], in each sin and cos of one frequency side by side (positions not normalised)
