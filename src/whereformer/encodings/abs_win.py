@@ -60,8 +60,8 @@ class AbsWin(PositionEncoding):
         background = resample(self.table, (grid.height, grid.width), antialias=self.antialias)
         background = grid.pick(background)
         h, w = self.window.shape[:2]
-        y, at = grid.coords(x.device).unbind(-1)
-        window = F.embedding(y % h * w + at % w, self.window.flatten(0, 1))
+        row, column = grid.coords(x.device).unbind(-1)
+        window = F.embedding(row % h * w + column % w, self.window.flatten(0, 1))
         return add(x, grid, background + window)
 
     def extra_repr(self) -> str:
