@@ -403,7 +403,6 @@ class Exploding(PositionEncoding):
         (["learned", "irpe"], {}, "expected a text"),
         (IRPE(24, 3, Grid(4, 4, 1)), {}, "IRPE is built already, .*give the class"),
         (lambda dim, heads, grid: nn.Identity(), {}, "expected a PositionEncoding"),
-        ("irpe", {"patch_drop_rate": 0.5}, "patch_drop_rate=0.5"),
         ("sincos2d", {"embed_dim": 30, "num_heads": 5}, "multiple of 4"),
     ],
 )
@@ -417,9 +416,36 @@ def test_a_failure_leaves_the_model_as_it_was(encoding, options, match):
     assert torch.equal(model(images()), expected)
 
 
-def test_patch_drop_is_fine_with_tokens_only():
-    model = equip(small(patch_drop_rate=0.5), "learned").train()
-    assert model(images()).shape == (2, 5)
+@pytest.mark.parametrize("encoding", ["learned", "learned + irpe(on='qkv')", "sincos2d + lepe", "peg"])
+def test_dropped_patches(encoding):
+    """Each image's patches know where they are: dropped and masked are the same (a convolution sees zeros)."""
+    torch.manual_seed(0)
+    model = equip(small(patch_drop_rate=0.5, depth=1 if encoding != "peg" else 2), encoding).train()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    heard = []
+    model.blocks[0].register_forward_hook(
+        lambda block, given, out: heard.append((block.place.grid, given[0], out))
+    )
+    out = model(images())
+    assert out.shape == (2, 5)
+    out.sum().backward()
+    assert all(p.grad is not None for e in encodings_of(model) for p in e.parameters())
+    grid, given, got = heard[0]
+    whole = model.home_grid
+    assert grid.patches == whole.patches // 2
+    index = torch.cat([torch.zeros(2, 1, dtype=torch.long), grid.raster() + 1], 1)[..., None].expand_as(given)
+    full = torch.zeros(2, whole.tokens, given.shape[-1]).scatter(1, index, given)
+    allowed = torch.zeros(2, 1, 1, whole.tokens, dtype=torch.bool).scatter(-1, index[:, None, None, :, 0], True)
+    if "lepe" not in encoding:  # its convolution is on values, which are not zero where tokens are
+        model.place.grid = whole
+        expected = model.blocks[0](full, attn_mask=allowed).gather(1, index)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.eval()(images()), model(images())), "nothing is dropped in evaluation"
+
+
+def encodings_of(model):
+    return [module for module in model.modules() if isinstance(module, PositionEncoding)]
 
 
 @pytest.mark.parametrize(

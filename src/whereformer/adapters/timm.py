@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from timm.layers.attention import Attention
-from timm.layers.patch_dropout import PatchDropout
+from timm.layers.patch_dropout import PatchDropout, patch_dropout_forward
 from timm.models import checkpoint
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from whereformer.adapters.shared import apply_tokens, attach, build, names_of_parameters
-from whereformer.adapters.swap import Equipped
+from whereformer.adapters.swap import Equipped, swap_class
 from whereformer.attention import attention
 from whereformer.catalog import Factory, spell
 from whereformer.encoding import PositionEncoding
@@ -98,6 +98,18 @@ class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
         return super().forward(x, *args, **kwargs)
 
 
+class EquippedPatchDropout(Equipped, *((PatchDropout,) if TYPE_CHECKING else ())):
+    """Tells the layers which patches it kept."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = patch_dropout_forward(x, self.prob, self.num_prefix_tokens, self.ordered, self.training)
+        if kept is not None:
+            self.place.grid = self.place.grid.keep(kept)
+        return x
+
+
 class EquippedAttention(Equipped, *((Attention,) if TYPE_CHECKING else ())):
     """timm's `Attention`, its own projections around ours."""
 
@@ -135,7 +147,6 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
     placements = [Placement(attentions=[[] for _ in _attentions(block)]) for block in model.blocks]
     for factory in factories:
         _distribute(factory, model, grid, placements)
-    _check_patch_drop(model, placements)
     if not keep_own:
         _start_from_own(model, placements[0].tokens)
 
@@ -149,6 +160,9 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
     before_blocks = [[], *(placement.tokens for placement in placements[1:])]
     for block, encodings in zip(model.blocks, before_blocks, strict=True):
         _attach(block, EquippedBlock, encodings, place)
+    if isinstance(model.patch_drop, PatchDropout):
+        swap_class(model.patch_drop, EquippedPatchDropout)
+        cast(EquippedPatchDropout, model.patch_drop).place = place
     _attach(model, EquippedModel, placements[0].tokens, place)
     equipped = cast(EquippedModel, model)
     equipped.encoding = " + ".join(map(spell, factories))
@@ -200,17 +214,6 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
             encodings.append(build(factory, like, module.attn_dim, module.num_heads, grid))
         if "tokens" in scout.moments():
             placement.tokens.append(placement.attentions[0][-1])
-
-
-def _check_patch_drop(model: VisionTransformer, placements: list[Placement]) -> None:
-    drops = isinstance(model.patch_drop, PatchDropout) and model.patch_drop.prob > 0
-    later = [e for p in placements for encodings in p.attentions for e in encodings]
-    later += [e for p in placements[1:] for e in p.tokens]
-    if drops and later:
-        raise InputError(
-            f"equip: patch_drop_rate={model.patch_drop.prob} drops patches before the blocks, after which"
-            f" {type(later[0]).__name__} cannot tell where the others are; build the model without it"
-        )
 
 
 def _start_from_own(model: VisionTransformer, encodings: list[PositionEncoding]) -> None:
