@@ -4,16 +4,43 @@ ABSOLUTE = [
     "none",
     "learned",
     "learned(prefix_rows=False)",
+    "learned(mode='bilinear', antialias=False)",
+    "vit2d",
+    "sincos1d",
+    "sincos1d(layout='half', temperature=20.0)",
     "sincos2d",
     "sincos2d(layout='moco')",
     "sincos2d(layout='timm')",
     "sincos2d(layout='big_vision')",
     "sincos2d(layout='detr', temperature=20.0)",
+    "sincos3d",
+    "detr_sine",
+    "detr_sine(normalize=False)",
+    "detr_sine(offset=-0.5, scale=3.0)",
+    "detr_learned(size=300)",
+    "detr_learned(size=2, mode='interpolate')",
+    "flexivit",
+    "flexivit(size=(3, 5), antialias=False)",
+    "abs_win",
+    "abs_win(window=(2, 3), size=(4, 2), antialias=False)",
+    "navit(size=300)",
+    "navit(size=2, mode='interpolate', combine='concat')",
+    "navit(coordinate='fractional', combine='product')",
+    "pix2struct",
+    "fourier",
+    "fourier(layout='sam', sigma=1.0)",
+    "learnable_fourier(features=16)",
+    "learnable_fourier(features=16, groups='apart', gamma=10.0)",
+    "perceiver(bands=4, resolution=16)",
+    "xcit",
 ]
 
 CONDITIONAL = [
     "peg",
     "peg(after=(0, 1, 2, 3, 4), kernel_size=5)",
+    "peg(after=-1, bias=False)",
+    "lepe",
+    "lepe(kernel_size=5)",
 ]
 
 IRPE = [
@@ -77,8 +104,8 @@ ROTARY = [
 ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 
 COMPILED = {
-    *("learned", "sincos2d"),
-    *("peg",),
+    *("learned", "sincos2d", "detr_learned(size=2, mode='interpolate')", "perceiver(bands=4, resolution=16)"),
+    *("peg", "lepe"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
     *("rope_axial(layout='half', scaling='yarn')", "rope_mixed(scaling='pi')", "liere", "dinov3"),
     *(
