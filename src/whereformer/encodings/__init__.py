@@ -1,6 +1,5 @@
 """One paper, one file."""
 
-from whereformer.encodings._rotary import half_to_interleaved, interleaved_to_half
 from whereformer.encodings.abs_win import AbsWin
 from whereformer.encodings.comrope import ComRoPE
 from whereformer.encodings.detr_learned import DETRLearned
@@ -28,6 +27,7 @@ from whereformer.encodings.rope1d import RoPE1D
 from whereformer.encodings.rope_axial import RoPEAxial
 from whereformer.encodings.rope_mixed import RoPEMixed
 from whereformer.encodings.rope_pixel import RoPEPixel
+from whereformer.encodings.rotary import half_to_interleaved, interleaved_to_half
 from whereformer.encodings.sincos import SinCos2D
 from whereformer.encodings.sincos1d import SinCos1D
 from whereformer.encodings.sincos3d import SinCos3D
