@@ -22,6 +22,14 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     "sincos2d": encodings.SinCos2D,
     "peg": encodings.PEG,
     "irpe": encodings.IRPE,
+    "vit_relative": encodings.ViTRelative,
+    "shaw": encodings.Shaw,
+    "transformer_xl": encodings.TransformerXL,
+    "huang": encodings.Huang,
+    "sasa": encodings.SASA,
+    "botnet": encodings.BoTNet,
+    "decomposed": encodings.Decomposed,
+    "axial_deeplab": encodings.AxialDeepLab,
 }
 
 _OLD_NAME = re.compile(
