@@ -14,12 +14,14 @@ from whereformer.index import Buckets, Separable
 class AxialAttention(nn.Module):
     """The position-sensitive axial-attention layer of Axial-DeepLab: projection and attention along one axis.
 
-        e_ij = q_i·k_j + q_i·r^q_{i − j} + k_j·r^k_{j − i}        z_i = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
+        e_ij = q_i·k_j + q_i·r^q_{i − j} + k_j·r^k_{j − i}
+        z_i  = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
 
     for i and j in one column (or row); queries and keys have half the features of values, and nothing is divided
     by √d. Wang et al. 2020, Axial-DeepLab, eq. 3. Its released code normalises everything (`normalized`):
 
-        e_ij = BN(q_i·k_j) + BN(q_i·r^q) + BN(k_j·r^k)            z_i = BN(Σ_j a_ij v_j) + BN(Σ_j a_ij r^v)
+        e_ij = BN(q_i·k_j) + BN(q_i·r^q_{i − j}) + BN(k_j·r^k_{j − i})
+        z_i  = BN(Σ_j a_ij v_j) + BN(Σ_j a_ij r^v_{i − j})
 
     each a BatchNorm, of the logits one channel a head, and of the projections too. Its checkpoints then load under
     their own names; their index, a buffer that follows from the span, is dropped.

@@ -18,7 +18,8 @@ Axis = Literal["height", "width"]
 class AxialDeepLab(PositionEncoding):
     """Position-sensitive attention along one axis: queries, keys and values read the offset along it.
 
-        e_ij = (q_i·k_j + q_i·r^q_{i − j} + k_j·r^k_{j − i}) / √d        z_i = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
+        e_ij = (q_i·k_j + q_i·r^q_{i − j} + k_j·r^k_{j − i}) / √d
+        z_i  = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
 
     Wang et al. 2020, Axial-DeepLab, eq. 3, with the offsets as the released code indexes them. The paper attends
     along one axis at a time, and so should you: with `attention(..., mask=encoding.mask(grid))`, or with columns

@@ -52,7 +52,7 @@ def whole(patches: int) -> Clip | None:
 
 
 def mirrored(table: Tensor, offsets: int) -> Tensor:
-    """A table [..., rows, d] read at −offset: its first `offsets` rows the other way round, the others as they are."""
+    """A table [..., rows, d] to be read at −offset: its first `offsets` rows the other way round."""
     return torch.cat([table[..., :offsets, :].flip(-2), table[..., offsets:, :]], -2)
 
 

@@ -77,7 +77,9 @@ class TransformerXL(PositionEncoding):
         for parameter in (self.u, self.v, self.weight):
             nn.init.normal_(parameter, std=0.02)
 
-    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[DenseBias | AxisBias | BucketBias]:
+    def biases(
+        self, q: Tensor, k: Tensor, queries: Grid, keys: Grid
+    ) -> Iterator[DenseBias | AxisBias | BucketBias]:
         u, v = (bias.to(q.dtype) * self.head_dim**-0.5 for bias in (self.u, self.v))
         yield DenseBias((k @ u[..., None]).mT)
         q = q + v[:, None]
