@@ -18,7 +18,7 @@ class AxialAttention(nn.Module):
         z_i  = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
 
     for i and j in one column (or row); queries and keys have half the features of values, and nothing is divided
-    by √d. Wang et al. 2020, Axial-DeepLab, eq. 3. Its released code normalises everything (`normalized`):
+    by √d. Wang et al. 2020, Axial-DeepLab, section 3. Its released code normalises everything (`normalized`):
 
         e_ij = BN(q_i·k_j) + BN(q_i·r^q_{i − j}) + BN(k_j·r^k_{j − i})
         z_i  = BN(Σ_j a_ij v_j) + BN(Σ_j a_ij r^v_{i − j})

@@ -21,11 +21,13 @@ class AxialDeepLab(PositionEncoding):
         e_ij = (q_i·k_j + q_i·r^q_{i − j} + k_j·r^k_{j − i}) / √d
         z_i  = Σ_j softmax_j(e_ij) (v_j + r^v_{i − j})
 
-    Wang et al. 2020, Axial-DeepLab, eq. 3, with the offsets as the released code indexes them. The paper attends
-    along one axis at a time, and so should you: with `attention(..., mask=encoding.mask(grid))`, or with columns
-    (or rows) as images of their own. In attention over a whole image, patches of any column (row) read the offset
-    along the axis alone. The paper divides nothing by √d and its code normalises the logits instead: for that,
-    and for queries and keys of half the features, see `AxialAttention`.
+    Wang et al. 2020, Axial-DeepLab, sections 3.1 and 3.2, with the offsets as the released code indexes them. The
+    paper attends along one axis at a time, and so should you: with `attention(..., mask=encoding.mask(grid))`, or
+    with columns (rows) as images of their own. In attention over a whole image, which is not the paper, a query
+    reads the offset along the axis to patches of every column (row).
+
+    The paper divides nothing by √d and its code normalises the logits instead: for that, and for queries and keys
+    of half the features, see `AxialAttention`.
 
     On another grid than the home the table is resized linearly. Pairs with a prefix token get nothing.
 
@@ -37,7 +39,7 @@ class AxialDeepLab(PositionEncoding):
     """
 
     formula = "e_ij + (q_i·r^q_{i − j} + k_j·r^k_{j − i})/√d; z_i + Σ_j a_ij r^v_{i − j}, along one axis"
-    paper = "Wang et al. 2020, Axial-DeepLab: Stand-Alone Axial-Attention for Panoptic Segmentation, eq. 3"
+    paper = "Wang et al. 2020, Axial-DeepLab: Stand-Alone Axial-Attention for Panoptic Segmentation, section 3"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, axis: Axis = "height") -> None:
         super().__init__(dim, num_heads, grid)

@@ -12,7 +12,7 @@ from whereformer.grid import Grid
 class BoTNet(PositionEncoding):
     """e_ij = q_i·(k_j + r^row_dy + r^column_dx) / √d, (dy, dx) = key − query.
 
-    Attention-augmented convolutions (Bello et al. 2019, section 3.2), BoTNet (Srinivas et al. 2021, figure 4) and
+    Attention-augmented convolutions (Bello et al. 2019, section 3.1), BoTNet (Srinivas et al. 2021, figure 4) and
     HaloNet (Vaswani et al. 2021). On another grid than the home the tables are resized linearly. Pairs with a
     prefix token get nothing.
 
