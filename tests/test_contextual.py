@@ -25,9 +25,11 @@ from timm.layers import bottleneck_attn, halo_attn
 from timm.models.mvitv2 import cal_rel_pos_type
 from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from loops import attend, close, leaf, places, same_gradients
-from whereformer import Buckets, Grid, InputError, PositionEncoding, attention, parse
+from whereformer import Buckets, Grid, InputError, Points, PositionEncoding, attention, parse
 from whereformer.encodings import (
     SASA,
     AxialAttention,
@@ -357,6 +359,40 @@ def test_tables_of_other_grids_are_resized_linearly(text: str) -> None:
     q2, k2, v2 = inputs(grid, grid)
     close(attention(q2, k2, v2, grid, [encoding]), attention(q2, k2, v2, grid, [there]), roundings=FLOAT32)
     assert torch.equal(attention(q, k, v, home, [encoding]), before)
+
+
+@pytest.mark.parametrize("text", ["vit_relative", "transformer_xl", "sasa(window=3)", "botnet", "decomposed"])
+def test_points_between_patches_have_no_row(text: str) -> None:
+    points = Points(3, 4, at=torch.tensor([[[0.5, 1.0], [2.0, 0.0]]]))
+    encoding = build(text, Grid(3, 4))
+    q, k, v = inputs(points, points)
+    with pytest.raises(InputError, match=r"lies between patches: expected whole \(int64\) coordinates"):
+        attention(q, k, v, points, [encoding])
+
+
+class Largest(TorchDispatchMode):
+    """How many bytes the largest tensor has that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [t.untyped_storage().nbytes() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.bytes = max(self.bytes, *made, 0)
+        return out
+
+
+@pytest.mark.parametrize("text", [text for text in SPELLINGS if "method=3" not in text])
+def test_nothing_is_made_for_each_pair_and_feature(text: str) -> None:
+    """Forward and backward: at most scores at twice as many offsets as there are pairs."""
+    grid, head_dim = Grid(8, 12), 32
+    (factory,) = parse(text)
+    encoding = randomized(factory(head_dim, 1, grid))
+    q, k, v = (leaf(1, 1, grid.tokens, head_dim) for _ in range(3))
+    pairs = grid.tokens**2 * q.element_size()
+    with Largest() as largest:
+        attention(q, k, v, grid, [encoding], backend="reference").sum().backward()
+    assert pairs <= largest.bytes <= 2 * pairs < head_dim * pairs
 
 
 # ---------------------------------------------------------------------------------------------------------------
