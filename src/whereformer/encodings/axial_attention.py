@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encodings.axial_deeplab import Axis, check_axis
-from whereformer.encodings.offsets import resized, whole
+from whereformer.encodings.offsets import Exact, resized
 from whereformer.errors import InputError
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
@@ -87,7 +87,7 @@ class AxialAttention(nn.Module):
         relative = resized(self.relative.mT, patches).mT.to(q.dtype)
         r_q, r_k, r_v = relative.split([half, half, self.head_dim])
         line = Grid(1, patches)
-        buckets = Buckets(Separable(None, whole(patches)), line, line)
+        buckets = Buckets(Separable(None, Exact(patches)), line, line)
         logits = [q @ k.mT, BucketBias(q @ r_q, buckets).dense(), BucketBias(k @ r_k, buckets, "key").dense()]
         logits = self.bn_similarity(torch.cat(logits, 1)).unflatten(1, (3, -1)).sum(1)
         weights = logits.softmax(-1)

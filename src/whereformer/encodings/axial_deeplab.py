@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import near, resized, whole
+from whereformer.encodings.offsets import Exact, near, resized
 from whereformer.errors import InputError
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
@@ -65,7 +65,7 @@ class AxialDeepLab(PositionEncoding):
 
     def _read(self, queries: Grid, keys: Grid) -> tuple[tuple[Tensor, ...], Buckets, Buckets]:
         patches = max(self._patches(queries), self._patches(keys))
-        along = whole(patches)
+        along = Exact(patches)
         mapping = Separable(along, None) if self.axis == "height" else Separable(None, along)
         tables = resized(self.relative.mT, patches).mT.chunk(3)
         return tables, Buckets(mapping, queries, keys), Buckets(mapping, keys, queries)

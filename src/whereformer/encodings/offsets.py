@@ -1,6 +1,8 @@
 """What the content-dependent relative encodings share: tables indexed by offsets."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -30,9 +32,7 @@ def check_offsets(what: str, offsets: str, clip: int | None) -> None:
 
 def sequence(grid: Grid) -> Grid:
     """The patches of a grid as one row, in row-by-row order."""
-    length = 1
-    for n in grid.size:
-        length = length * n
+    length = math.prod(grid.size)
     if not isinstance(grid, Points):
         return Grid(1, length, grid.prefix)
     raster = grid.raster()
@@ -46,9 +46,22 @@ def clipped(offsets: Offsets, clip: int, queries: Grid, keys: Grid) -> Buckets:
     return Buckets(Separable(None, Clip(clip)), sequence(queries), sequence(keys))
 
 
-def whole(patches: int) -> Clip | None:
-    """The index of an axis that no offset is clipped on."""
-    return Clip(patches - 1) if patches > 1 else None
+@dataclass(frozen=True)
+class Exact:
+    """The index of an axis of so many patches on which every offset has a place of its own."""
+
+    patches: int
+
+    @property
+    def reach(self) -> int:
+        return self.patches - 1
+
+    @property
+    def far(self) -> int:
+        return self.reach
+
+    def __call__(self, offset: Tensor) -> Tensor:
+        return offset
 
 
 def mirrored(table: Tensor, offsets: int) -> Tensor:

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.offsets import (
+    Exact,
     Offsets,
     check_offsets,
     per_axis,
     query_minus_key,
     sequence,
-    whole,
 )
 from whereformer.errors import InputError, check_positive
 from whereformer.forms import AxisBias, BucketBias, DenseBias
@@ -93,7 +93,7 @@ class TransformerXL(PositionEncoding):
             queries, keys = sequence(queries), sequence(keys)
             patches = max(queries.width, keys.width)
             scores = q @ self._embeddings(patches, self.weight, q).mT
-            yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, whole(patches)), queries, keys))
+            yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
 
     def _embeddings(self, patches: int, weight: Tensor, like: Tensor) -> Tensor:
         """W s_x at all offsets of an axis: [heads or 1, 2 patches − 1, d]."""

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import resized, sequence, whole
+from whereformer.encodings.offsets import Exact, resized, sequence
 from whereformer.errors import check_positive
 from whereformer.forms import BucketBias
 from whereformer.grid import Grid
@@ -45,7 +45,7 @@ class ViTRelative(PositionEncoding):
         queries, keys = sequence(queries), sequence(keys)
         patches = max(queries.width, keys.width)
         scores = q @ resized(self.table, patches).to(q.dtype).mT
-        yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, whole(patches)), queries, keys))
+        yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
 
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * (2 * grid.patches - 1)
