@@ -370,6 +370,30 @@ def test_points_between_patches_have_no_row(text: str) -> None:
         attention(q, k, v, points, [encoding])
 
 
+class AnySize(torch.nn.Module):
+    """Attention of an image [batch, heads, height, width, features] to itself."""
+
+    def __init__(self, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2, 3)
+        return attention(tokens, tokens, tokens, Grid(x.shape[2], x.shape[3]), [self.encoding])
+
+
+@pytest.mark.parametrize("text", ["vit_relative", "transformer_xl", "decomposed", "axial_deeplab"])
+def test_an_exported_program_takes_any_size(text: str) -> None:
+    model = AnySize(build(text, Grid(3, 4)))
+    sizes = {axis: torch.export.Dim(name, min=2, max=64) for axis, name in ((2, "height"), (3, "width"))}
+    exported = torch.export.export(
+        model, (torch.randn(1, HEADS, 5, 6, HEAD_DIM).double(),), dynamic_shapes=(sizes,)
+    )
+    for height, width in ((3, 4), (2, 9)):
+        x = torch.randn(1, HEADS, height, width, HEAD_DIM).double()
+        close(exported.module()(x), model(x))
+
+
 class Largest(TorchDispatchMode):
     """How many bytes the largest tensor has that is made."""
 
