@@ -19,7 +19,7 @@ Offsets = Literal["product", "raster"]
 """(dy, dx), or the offset of two patches' numbers in row-by-row order."""
 
 Place = Callable[[Tensor, Tensor, int, int], Tensor]
-"""Rows and columns of a table: (place of a query, place of a key, patches of the queries' axis, of the keys')."""
+"""At which row of a table an offset is: of (query, key, patches of the queries' axis, of the keys')."""
 
 
 def check_offsets(what: str, offsets: str, clip: int | None) -> None:
