@@ -36,6 +36,14 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     "peg": encodings.PEG,
     "lepe": encodings.LePE,
     "irpe": encodings.IRPE,
+    "vit_relative": encodings.ViTRelative,
+    "shaw": encodings.Shaw,
+    "transformer_xl": encodings.TransformerXL,
+    "huang": encodings.Huang,
+    "sasa": encodings.SASA,
+    "botnet": encodings.BoTNet,
+    "decomposed": encodings.Decomposed,
+    "axial_deeplab": encodings.AxialDeepLab,
 }
 
 _OLD_NAME = re.compile(
