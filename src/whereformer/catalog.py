@@ -44,6 +44,22 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     "botnet": encodings.BoTNet,
     "decomposed": encodings.Decomposed,
     "axial_deeplab": encodings.AxialDeepLab,
+    "rope1d": encodings.RoPE1D,
+    "rope_axial": encodings.RoPEAxial,
+    "rope_pixel": encodings.RoPEPixel,
+    "rope_mixed": encodings.RoPEMixed,
+    "eva02": encodings.EVA02,
+    "dinov3": encodings.DINOv3,
+    "pixtral": encodings.Pixtral,
+    "qwen2_vl": encodings.Qwen2VL,
+    "visionllama": encodings.VisionLLaMA,
+    "vjepa2": encodings.VJEPA2,
+    "mrope": encodings.MRoPE,
+    "liere": encodings.LieRE,
+    "comrope": encodings.ComRoPE,
+    "golden_gate": encodings.GoldenGate,
+    "spiral": encodings.SpiralRoPE,
+    "nd_rope": encodings.NDRoPE,
 }
 
 _OLD_NAME = re.compile(
