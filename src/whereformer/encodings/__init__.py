@@ -1,7 +1,11 @@
 """One paper, one file."""
 
 from whereformer.encodings.abs_win import AbsWin
+from whereformer.encodings.axial_attention import AxialAttention
+from whereformer.encodings.axial_deeplab import AxialDeepLab
+from whereformer.encodings.botnet import BoTNet
 from whereformer.encodings.comrope import ComRoPE
+from whereformer.encodings.decomposed import Decomposed
 from whereformer.encodings.detr_learned import DETRLearned
 from whereformer.encodings.detr_sine import DETRSine
 from whereformer.encodings.dinov3 import DINOv3
@@ -9,6 +13,7 @@ from whereformer.encodings.eva02 import EVA02
 from whereformer.encodings.flexivit import FlexiViT
 from whereformer.encodings.fourier import Fourier
 from whereformer.encodings.golden_gate import GoldenGate
+from whereformer.encodings.huang import Huang
 from whereformer.encodings.irpe import IRPE
 from whereformer.encodings.learnable_fourier import LearnableFourier
 from whereformer.encodings.learned import Learned
@@ -28,12 +33,16 @@ from whereformer.encodings.rope_axial import RoPEAxial
 from whereformer.encodings.rope_mixed import RoPEMixed
 from whereformer.encodings.rope_pixel import RoPEPixel
 from whereformer.encodings.rotary import half_to_interleaved, interleaved_to_half
+from whereformer.encodings.sasa import SASA
+from whereformer.encodings.shaw import Shaw
 from whereformer.encodings.sincos import SinCos2D
 from whereformer.encodings.sincos1d import SinCos1D
 from whereformer.encodings.sincos3d import SinCos3D
 from whereformer.encodings.spiral import SpiralRoPE
+from whereformer.encodings.transformer_xl import TransformerXL
 from whereformer.encodings.visionllama import VisionLLaMA
 from whereformer.encodings.vit2d import ViT2D
+from whereformer.encodings.vit_relative import ViTRelative
 from whereformer.encodings.vjepa2 import VJEPA2
 from whereformer.encodings.xcit import XCiT
 
@@ -41,15 +50,21 @@ __all__ = [
     "EVA02",
     "IRPE",
     "PEG",
+    "SASA",
     "VJEPA2",
     "AbsWin",
+    "AxialAttention",
+    "AxialDeepLab",
+    "BoTNet",
     "ComRoPE",
     "DETRLearned",
     "DETRSine",
     "DINOv3",
+    "Decomposed",
     "FlexiViT",
     "Fourier",
     "GoldenGate",
+    "Huang",
     "LePE",
     "LearnableFourier",
     "Learned",
@@ -66,11 +81,14 @@ __all__ = [
     "RoPEAxial",
     "RoPEMixed",
     "RoPEPixel",
+    "Shaw",
     "SinCos1D",
     "SinCos2D",
     "SinCos3D",
     "SpiralRoPE",
+    "TransformerXL",
     "ViT2D",
+    "ViTRelative",
     "VisionLLaMA",
     "XCiT",
     "half_to_interleaved",
