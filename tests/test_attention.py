@@ -47,10 +47,10 @@ class Says(PositionEncoding):
     def rotations(self, grid: Grid) -> tuple[Rotation, ...]:
         return self.forms.rotations
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Bias, ...]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[Bias, ...]:
         return self.forms.biases
 
-    def values(self, v: Tensor, grid: Grid) -> tuple:
+    def values(self, v: Tensor, queries: Grid, keys: Grid) -> tuple:
         return self.forms.values
 
 
@@ -131,7 +131,7 @@ MASKS = ("none", "boolean", "padding", "nothing allowed", "-inf", "lowest number
 def test_against_loops(backend: str, saying: str, mask_kind: str) -> None:
     q, k, v = (leaf(BATCH, HEADS, TOKENS, HEAD_DIM) for _ in range(3))
     encoding = SAYINGS[saying]()
-    rotations, biases, values = encoding.forms
+    rotations, biases, values, _ = encoding.forms
     if backend in backends.FASTEST_FIRST and backends.FASTEST_FIRST[backend].cannot(encoding.forms):
         with pytest.raises(InputError, match=f"backend={backend!r} cannot serve: BucketValues .*'reference'"):
             attention(q, k, v, GRID, [encoding], backend=backend)
@@ -417,7 +417,7 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
         ),
         (
             lambda: attention(X, X, X, GRID, [Says(rotations=(Rotation(torch.zeros(1, 5, 2)),))]),
-            r"angles \(1, 5, 2\), expected 6 patches",
+            "rotation of 5 patches, expected 6",
         ),
     ],
 )

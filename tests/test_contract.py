@@ -7,50 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import spellings
 from whereformer import AxisBias, DenseBias, Grid, LowRankBias, PositionEncoding, Rotation, parse
 from whereformer.catalog import CATALOG
 from whereformer.encodings import Learned, SinCos2D
 from whereformer.testing import check_encoding
 
-SPECS = [
-    "none",
-    "learned",
-    "learned(prefix_rows=False)",
-    "sincos2d",
-    "sincos2d(layout='moco')",
-    "sincos2d(layout='timm')",
-    "sincos2d(layout='big_vision')",
-    "sincos2d(layout='detr', temperature=20.0)",
-    "peg",
-    "peg(after=(0, 1, 2, 3, 4), kernel_size=5)",
-    "irpe",
-    "irpe(on='qkv')",
-    "irpe(on='v', shared=False)",
-    "irpe(on='qk', index='clip')",
-    "irpe(method='cross', on='qkv', shared=False)",
-    "irpe(method='euclidean', ratio=20, on='qkv')",
-    "irpe(method='euclidean', rounded=False, on='k')",
-    "irpe(method='quantization', ratio=33, on='qk')",
-    "irpe(method='quantization', quant='rank', on='qv')",
-    "irpe(mode='bias', on='qk')",
-    "irpe(mode='bias', method='cross', shared=False, scale_bias=True)",
-    "irpe(mode='bias', method='euclidean', index='clip', on='q')",
-    "rpe-2.0-product-ctx-1-k",
-]
 
-COMPILED = ("learned", "sincos2d", "peg", "irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')")
-"""Compiling takes a second or more: one of each kind of code."""
-
-
-@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("text", spellings.ALL)
 def test_the_catalog_keeps_its_promises(text: str) -> None:
     (factory,) = parse(text)
-    check_encoding(factory, compile=text in COMPILED)
+    check_encoding(factory, compile=text in spellings.COMPILED)
 
 
 def test_all_of_the_catalog_is_held_to_them() -> None:
-    assert {text.split("(")[0] for text in SPECS} >= set(CATALOG)
-    assert set(COMPILED) <= set(SPECS)
+    assert {text.split("(")[0] for text in spellings.ALL} >= set(CATALOG)
+    assert set(spellings.ALL) >= spellings.COMPILED
 
 
 class Fine(PositionEncoding):
@@ -64,9 +36,9 @@ class Fine(PositionEncoding):
     def rotations(self, grid: Grid) -> Iterator[Rotation]:
         yield Rotation((grid.coords() * self.frequencies.float()[:, None]).sum(-1, keepdim=True))
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[LowRankBias | AxisBias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[LowRankBias | AxisBias]:
         yield LowRankBias(q[..., :1] * self.slopes.to(q.dtype)[:, None, None], k[..., :1])
-        yield AxisBias(q[..., :1].expand(*q.shape[:-1], grid.height), q.new_zeros(1, 1, 1, grid.width), grid)
+        yield AxisBias(q[..., :1].expand(*q.shape[:-1], keys.height), q.new_zeros(1, 1, 1, keys.width), keys)
 
 
 def test_an_encoding_that_lives_elsewhere() -> None:
@@ -153,10 +125,10 @@ class SeesTheBatch(SinCos2D):
 class ForbidsFarPairs(PositionEncoding):
     """-inf leaves nothing where a mask forbids the near ones."""
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[DenseBias]:
-        place = torch.arange(grid.tokens)
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[DenseBias]:
+        place = torch.arange(keys.tokens)
         far = (place[:, None] - place).abs() > 1
-        yield DenseBias(torch.zeros(grid.tokens, grid.tokens, dtype=q.dtype).masked_fill(far, -torch.inf))
+        yield DenseBias(torch.zeros(keys.tokens, keys.tokens, dtype=q.dtype).masked_fill(far, -torch.inf))
 
 
 class Noise(DenseBias):
@@ -165,8 +137,8 @@ class Noise(DenseBias):
 
 
 class AnotherMeaningEachTime(PositionEncoding):
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[DenseBias]:
-        yield Noise(torch.zeros(grid.tokens, grid.tokens, dtype=q.dtype))
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[DenseBias]:
+        yield Noise(torch.zeros(keys.tokens, keys.tokens, dtype=q.dtype))
 
 
 class PromotesTokens(SinCos2D):
@@ -197,11 +169,11 @@ class RemembersBias(PositionEncoding):
         super().__init__(dim, num_heads, grid)
         self.slopes = nn.Parameter(torch.ones(num_heads))
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[DenseBias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[DenseBias]:
         if self.training or not hasattr(self, "first"):
             self.first = self.slopes.detach().clone()
         slopes = self.first + self.slopes - self.slopes.detach()
-        place = torch.arange(grid.tokens)
+        place = torch.arange(keys.tokens)
         yield DenseBias(slopes[:, None, None] * (place[:, None] - place).abs())
 
 
@@ -251,8 +223,8 @@ class FillsBuffersAtBirth(PositionEncoding):
         super().__init__(dim, num_heads, grid)
         self.register_buffer("slopes", 2.0 ** -torch.arange(num_heads), persistent=False)
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[DenseBias]:
-        distance = torch.arange(grid.tokens) - torch.arange(grid.tokens)[:, None]
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[DenseBias]:
+        distance = torch.arange(keys.tokens) - torch.arange(keys.tokens)[:, None]
         yield DenseBias(-self.get_buffer("slopes")[:, None, None] * distance.abs())
 
 

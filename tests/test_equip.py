@@ -308,7 +308,7 @@ class Exploding(PositionEncoding):
         if type(self).built == 4:
             raise RuntimeError("no memory left")
 
-    def biases(self, q, k, grid):
+    def biases(self, q, k, queries, keys):
         return ()
 
 
@@ -400,7 +400,7 @@ def test_an_encoding_that_speaks_twice_is_one_module_in_two_places():
         def tokens(self, x, grid):
             return x + self.shift
 
-        def biases(self, q, k, grid):
+        def biases(self, q, k, queries, keys):
             return ()
 
     model = equip(small(), Both)

@@ -12,20 +12,25 @@ import whereformer
 
 SOURCE = Path(whereformer.__file__).parent
 
-CORE = {"errors", "grid", "index", "forms", "encoding", "encodings", "resample", "catalog", "attention"}
+CORE = {
+    *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "resample"),
+    *("catalog", "attention"),
+}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "grid": {"errors"},
     "index": {"errors", "grid"},
     "forms": {"errors", "grid", "index"},
+    "images": {"errors", "grid"},
+    "windows": {"errors", "grid"},
     "mask": {"errors"},
     "resample": set(),
     "encoding": {"errors", "grid", "forms"},
     "encodings": {"errors", "grid", "index", "forms", "encoding", "resample"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask"},
-    "attention": {"errors", "grid", "forms", "encoding", "mask", "backends"},
-    "testing": {"errors", "grid", "forms", "encoding", "catalog", "attention", "backends"},
+    "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
+    "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,
     "lab": {*CORE, "adapters"},
     "cli": {*CORE, "__version__", "adapters", "lab"},
@@ -90,11 +95,17 @@ def test_public_names() -> None:
         "Grid",
         "InputError",
         "LowRankBias",
+        "MatrixRotation",
         "OffsetBias",
+        "Packed",
+        "Padded",
+        "Points",
         "PositionEncoding",
         "Rotation",
+        "Windows",
         "attention",
         "describe",
+        "encode",
         "encodings",
         "equip",
         "load_checkpoint",

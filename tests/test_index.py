@@ -106,7 +106,7 @@ def test_prefix_tokens_of_another_number_in_turn(method: str) -> None:
     for prefix in (1, 2, 1):
         grid = Grid(14, 14, prefix)
         q = torch.zeros(1, 1, grid.tokens, 8)
-        for bias in encoding.biases(q, q, grid):
+        for bias in encoding.biases(q, q, grid, grid):
             assert bias.dense().shape[-2:] == (196 + prefix, 196 + prefix)
 
 

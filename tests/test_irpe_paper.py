@@ -131,7 +131,7 @@ def test_on_q_is_equation_16_with_its_table_mirrored(method: Any) -> None:
     for table in encoding.parameters():
         torch.nn.init.normal_(table)
     k = leaf(1, HEADS, grid.tokens, HEAD_DIM)
-    found = torch.stack([bias.dense() for bias in encoding.biases(torch.zeros_like(k), k, grid)]).sum(0)
+    found = torch.stack([bias.dense() for bias in encoding.biases(torch.zeros_like(k), k, grid, grid)]).sum(0)
     parts = ("_rows", "_columns") if method == "cross" else ("",)
     mirrored = [encoding.tables["q" + part].flip(-1) for part in parts]
     buckets = paper_buckets(grid, method, None, lambda x: piecewise(x, ALPHA, BETA, GAMMA))

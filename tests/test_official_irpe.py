@@ -69,12 +69,12 @@ def test_encoding(name: str) -> None:
     x = t["input"].clone().requires_grad_()
     silent = torch.zeros_like(x)
     if case["on"] == "k":
-        out = sum(bias.dense() for bias in encoding.biases(x, silent, grid))
+        out = sum(bias.dense() for bias in encoding.biases(x, silent, grid, grid))
     elif case["on"] == "q":  # the released code is given scaled keys, and its caller transposes
         keys = x * case["head_dim"] ** 0.5
-        out = sum(bias.dense().mT for bias in encoding.biases(silent, keys, grid))
+        out = sum(bias.dense().mT for bias in encoding.biases(silent, keys, grid, grid))
     else:
-        out = sum(term.dense(x) for term in encoding.values(silent, grid))
+        out = sum(term.dense(x) for term in encoding.values(silent, grid, grid))
     assert isinstance(out, Tensor)
     check(out, t["output"], "output")
     (out * t["weight"]).sum().backward()

@@ -2,7 +2,7 @@
 
 from whereformer import encodings
 from whereformer.adapters import describe, equip, load_checkpoint
-from whereformer.attention import attention
+from whereformer.attention import attention, encode
 from whereformer.catalog import parse
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -13,11 +13,14 @@ from whereformer.forms import (
     BucketValues,
     DenseBias,
     LowRankBias,
+    MatrixRotation,
     OffsetBias,
     Rotation,
 )
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
+from whereformer.images import Packed, Padded
 from whereformer.index import Buckets
+from whereformer.windows import Windows
 
 __version__ = "0.1.0"
 
@@ -31,11 +34,17 @@ __all__ = [
     "Grid",
     "InputError",
     "LowRankBias",
+    "MatrixRotation",
     "OffsetBias",
+    "Packed",
+    "Padded",
+    "Points",
     "PositionEncoding",
     "Rotation",
+    "Windows",
     "attention",
     "describe",
+    "encode",
     "encodings",
     "equip",
     "load_checkpoint",

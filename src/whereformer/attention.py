@@ -10,6 +10,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import Forms
 from whereformer.grid import Grid
+from whereformer.images import Images
 from whereformer.mask import Mask
 
 
@@ -17,9 +18,10 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    grid: Grid,
+    grid: Grid | Images,
     encodings: Iterable[PositionEncoding] = (),
     *,
+    keys: Grid | Images | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -27,10 +29,14 @@ def attention(
     """Softmax attention of tokens that lie on a grid, with what `encodings` say about where they are.
 
     Args:
-        q, k, v: [batch, heads, tokens, head_dim], of one dtype; q is not yet scaled.
-        grid: where the tokens are.
+        q, k, v: [batch, heads, tokens, head_dim], of one dtype; q is not yet scaled. k and v have the tokens of
+            `keys`.
+        grid: where the tokens are; or, for several images in one tensor, `Packed` or `Padded`, and attention then
+            stays within each image.
         encodings: whose rotations, biases and value terms take part, in this order; what they say of tokens
             comes before a block, not here.
+        keys: where the keys and values are, if not on the grid of the queries (cross-attention). Both count
+            patches from one origin, in one unit.
         mask: broadcastable to [batch, heads, queries, keys]. Boolean: True where a query may attend to a key.
             Floating: added to the logits; −inf, or the lowest number of its dtype, forbids. A query with
             nothing to attend to gets zeros. Forbidden keys must still be finite numbers.
@@ -47,26 +53,35 @@ def attention(
     torch.Size([1, 2, 7, 4])
     """
     encodings = _encodings(encodings)
-    _check(q, k, v, grid, encodings, dropout)
+    keys = grid if keys is None or keys == grid else keys
+    if isinstance(grid, Images) or isinstance(keys, Images):
+        return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
+    _check(q, k, v, grid, keys, encodings, dropout)
     allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
     q = q * q.shape[-1] ** -0.5
-    forms = Forms(
-        rotations=tuple(form for e in encodings for form in e.rotations(grid)),
-        biases=tuple(form for e in encodings for form in e.biases(q, k, grid)),
-        values=tuple(form for e in encodings for form in e.values(v, grid)),
-    )
-    for rotate in forms.rotations:
-        if rotate.angles.shape[-2] != grid.patches:
-            raise InputError(f"rotation by angles {tuple(rotate.angles.shape)}, expected {grid.patches} patches")
+    forms = _forms(q, k, v, grid, keys, encodings)
     attend = backends.choose(backend, forms) or reference
     return attend(q, k, v, forms, allowed, dropout)
 
 
+def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]) -> Tensor:
+    """Tokens before a block, with what `encodings` say about where they are.
+
+    Args:
+        x: [batch, tokens, dim].
+        grid: where the tokens are: a grid, or several images in one tensor.
+    """
+    encodings = _encodings(encodings)
+    if isinstance(grid, Images):
+        return grid.merge([encode(x, g, encodings) for x, g in zip(grid.split(x, "x"), grid.grids, strict=True)])
+    for encoding in encodings:
+        x = encoding.tokens(x, grid)
+    return x
+
+
 def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
     """The definition of attention with positions; every backend must agree with it. q is already scaled."""
-    turned_q, turned_k = q, k
-    for rotate in forms.rotations:
-        turned_q, turned_k = rotate(turned_q), rotate(turned_k)
+    turned_q, turned_k = forms.turn(q, k)
     logits = turned_q @ turned_k.mT
     for bias in forms.biases:
         logits = logits + bias.dense().to(logits.dtype)
@@ -76,6 +91,49 @@ def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, 
     for term in forms.values:
         out = out + term.dense(weights).to(out.dtype)
     return out
+
+
+def _of_each(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid | Images,
+    keys: Grid | Images,
+    encodings: tuple[PositionEncoding, ...],
+    mask: Tensor | None,
+    dropout: float,
+    backend: str,
+) -> Tensor:
+    """Attention within each of several images."""
+    if not (isinstance(grid, Images) and isinstance(keys, Images) and len(grid.grids) == len(keys.grids)):
+        raise InputError(f"queries on {grid} and keys on {keys}, expected as many images on both sides")
+    masks = [None] * len(grid.grids)
+    if mask is not None:
+        masks = grid.split_mask(mask, keys, (*q.shape[:-1], k.shape[-2]))
+    parts = zip(grid.split(q, "q"), keys.split(k, "k"), keys.split(v, "v"), strict=True)
+    outs = [
+        attention(*qkv, queries, encodings, keys=keys, mask=mask, dropout=dropout, backend=backend)
+        for qkv, queries, keys, mask in zip(parts, grid.grids, keys.grids, masks, strict=True)
+    ]
+    return grid.merge(outs)
+
+
+def _forms(
+    q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, encodings: tuple[PositionEncoding, ...]
+) -> Forms:
+    """What the encodings say; q is already scaled."""
+    rotations = tuple(turn for e in encodings for turn in e.rotations(queries))
+    forms = Forms(
+        rotations=rotations,
+        biases=tuple(bias for e in encodings for bias in e.biases(q, k, queries, keys)),
+        values=tuple(term for e in encodings for term in e.values(v, queries, keys)),
+        key_rotations=None if keys is queries else tuple(turn for e in encodings for turn in e.rotations(keys)),
+    )
+    for turns, grid in ((forms.rotations, queries), (forms.key_rotations or (), keys)):
+        for turn in turns:
+            if turn.patches != grid.patches:
+                raise InputError(f"a rotation of {turn.patches} patches, expected {grid.patches}, on {grid}")
+    return forms
 
 
 def _encodings(encodings: Iterable[PositionEncoding]) -> tuple[PositionEncoding, ...]:
@@ -89,22 +147,35 @@ def _encodings(encodings: Iterable[PositionEncoding]) -> tuple[PositionEncoding,
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, grid: Grid, encodings: tuple[PositionEncoding, ...], dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Grid,
+    keys: Grid,
+    encodings: tuple[PositionEncoding, ...],
+    dropout: float,
 ) -> None:
-    if not isinstance(grid, Grid):
-        raise InputError(f"grid={grid!r}, expected a whereformer.Grid")
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x, grid in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
+        if not isinstance(grid, Grid):
+            which = "grid" if grid is queries else "keys"
+            raise InputError(f"{which}={grid!r}, expected a whereformer.Grid, or Packed or Padded")
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
             raise InputError(f"{name} is {getattr(x, 'dtype', type(x).__name__)}, expected a floating tensor")
         if x.ndim != 4:
             raise InputError(f"{name} {tuple(x.shape)}, expected [batch, heads, tokens, head_dim]")
-        if x.shape != q.shape or x.dtype != q.dtype:
+        wanted = (*q.shape[:2], x.shape[-2] if keys is not queries else q.shape[-2], q.shape[-1])
+        if tuple(x.shape) != wanted or x.dtype != q.dtype:
             raise InputError(
                 f"{name} is {tuple(x.shape)} {x.dtype}, but q is {tuple(q.shape)} {q.dtype}: expected the same"
+                + (" but for the tokens" if keys is not queries else "")
             )
         grid.check(x.shape[-2], name)
     _, heads, _, head_dim = q.shape
     for e in encodings:
+        if queries is not keys and not e.crosses:
+            raise InputError(
+                f"{type(e).__name__} says nothing of queries on {queries} and keys on {keys}: two grids"
+            )
         if (e.num_heads, e.head_dim) != (heads, head_dim):
             raise InputError(
                 f"{type(e).__name__} was built for {e.num_heads} heads of {e.head_dim} features,"

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from whereformer.errors import InputError
-from whereformer.forms import Bias, Rotation, Values
+from whereformer.forms import Bias, Turn, Values
 from whereformer.grid import Grid
 
 MOMENTS = ("tokens", "rotations", "biases", "values")
@@ -28,11 +28,18 @@ class PositionEncoding(nn.Module):
     """The encoding in one line."""
     paper: ClassVar[str] = ""
     """Where the encoding was published."""
+    axes: ClassVar[tuple[int, ...]] = (2,)
+    """On what it is defined: 2 for images, 3 for videos."""
+    crosses: bool = True
+    """Whether queries and keys may lie on two grids."""
 
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__()
         if not isinstance(grid, Grid):
             raise InputError(f"{type(self).__name__}: grid={grid!r}, expected a whereformer.Grid")
+        if grid.axes not in self.axes:
+            wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
+            raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
         for name, value in (("dim", dim), ("num_heads", num_heads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{type(self).__name__}: {name}={value!r}, expected a positive integer")
@@ -47,15 +54,15 @@ class PositionEncoding(nn.Module):
         """Before a block: tokens [batch, tokens, dim] to tokens of the same shape and dtype."""
         return x
 
-    def rotations(self, grid: Grid) -> Iterable[Rotation]:
-        """Before the dot product: turns of queries and keys."""
+    def rotations(self, grid: Grid) -> Iterable[Turn]:
+        """Before the dot product: turns of the queries, or of the keys, that lie on `grid`."""
         return ()
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterable[Bias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:
         """On the logits: biases. q, already scaled, and k, neither turned: [batch, heads, tokens, head_dim]."""
         return ()
 
-    def values(self, v: Tensor, grid: Grid) -> Iterable[Values]:
+    def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterable[Values]:
         """After the softmax: terms of the output. v: [batch, heads, tokens, head_dim]."""
         return ()
 

@@ -4,16 +4,33 @@ Axes: b batch, h heads, i queries, j keys, c feature pairs, d features of a head
 i is broadcast. Offsets are query minus key, in patches.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.errors import InputError
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 from whereformer.index import Buckets
+
+Layout = Literal["interleaved", "half"]
+"""Which features make a pair that turns: (2 c, 2 c + 1), or (c, c + pairs)."""
+
+
+class Turn(Protocol):
+    """A linear map of queries or keys before the dot product."""
+
+    @property
+    def patches(self) -> int:
+        """How many tokens are turned: the last ones."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[b, h, tokens, d] -> the same."""
+        ...
 
 
 class Bias(Protocol):
@@ -37,19 +54,25 @@ class Rotation:
     """Turn feature pairs: (x₁, x₂) -> (x₁ cos θ − x₂ sin θ, x₁ sin θ + x₂ cos θ), θ = angles[h, n, c].
 
     Args:
-        angles: [h, patches, c], in radians, c <= d / 2. Prefix tokens, which come first, and features beyond
-            the first 2 c are left as they are.
+        angles: [h, patches, c] or [b, h, patches, c], in radians, c <= d / 2. Prefix tokens, which come first,
+            and features beyond the first 2 c are left as they are.
         layout: which features make a pair: "interleaved" (2 c, 2 c + 1) or "half" (c, c + pairs).
+        scale: by which the turned features are multiplied.
     """
 
     angles: Tensor
-    layout: Literal["interleaved", "half"] = "interleaved"
+    layout: Layout = "interleaved"
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.layout not in ("interleaved", "half"):
+        if self.layout not in get_args(Layout):
             raise InputError(f"Rotation: layout={self.layout!r}, expected 'interleaved' or 'half'")
-        if self.angles.ndim != 3:
+        if self.angles.ndim not in (3, 4):
             raise InputError(f"Rotation: angles {tuple(self.angles.shape)}, expected [heads, patches, pairs]")
+
+    @property
+    def patches(self) -> int:
+        return self.angles.shape[-2]
 
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""
@@ -58,7 +81,7 @@ class Rotation:
             raise InputError(f"Rotation: angles {tuple(self.angles.shape)} do not fit features {tuple(x.shape)}")
         prefix = x.shape[-2] - patches
         turned, rest = x[..., prefix:, : 2 * pairs], x[..., prefix:, 2 * pairs :]
-        cos, sin = self.angles.cos().to(x.dtype), self.angles.sin().to(x.dtype)
+        cos, sin = ((wave(self.angles) * self.scale).to(x.dtype) for wave in (torch.cos, torch.sin))
         if self.layout == "half":
             first, second = turned.chunk(2, -1)
             turned = torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
@@ -69,11 +92,42 @@ class Rotation:
 
 
 @dataclass(frozen=True, eq=False)
+class MatrixRotation:
+    """x_n -> M[h, n] x_n: a rotation that does not keep to pairs of features.
+
+    Args:
+        matrices: [h, patches, d, d] or [b, h, patches, d, d]. Prefix tokens, which come first,
+            are left as they are.
+    """
+
+    matrices: Tensor
+
+    def __post_init__(self) -> None:
+        if self.matrices.ndim not in (4, 5) or self.matrices.shape[-1] != self.matrices.shape[-2]:
+            found = tuple(self.matrices.shape)
+            raise InputError(f"MatrixRotation: matrices {found}, expected [heads, patches, d, d]")
+
+    @property
+    def patches(self) -> int:
+        return self.matrices.shape[-3]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[b, h, tokens, d] -> the same."""
+        if x.shape[-2] < self.patches or x.shape[-1] != self.matrices.shape[-1]:
+            found = tuple(self.matrices.shape)
+            raise InputError(f"MatrixRotation: matrices {found} do not fit features {tuple(x.shape)}")
+        prefix = x.shape[-2] - self.patches
+        turned = (self.matrices.to(x.dtype) @ x[..., prefix:, :, None]).squeeze(-1)
+        return torch.cat([x[..., :prefix, :], turned.to(x.dtype)], -2)
+
+
+@dataclass(frozen=True, eq=False)
 class OffsetBias:
     """bias[h, i, j] = table[h, dy + keys.height − 1, dx + keys.width − 1]; 0 for pairs with a prefix token.
 
     Args:
-        table: [h, queries.height + keys.height − 1, queries.width + keys.width − 1].
+        table: [h, queries.height + keys.height − 1, queries.width + keys.width − 1]; in a video with frames before
+            height. `Grid.span` has the offset of each entry.
     """
 
     table: Tensor
@@ -81,16 +135,37 @@ class OffsetBias:
     keys: Grid
 
     def __post_init__(self) -> None:
-        size = (self.queries.height + self.keys.height - 1, self.queries.width + self.keys.width - 1)
-        if self.table.ndim != 3 or tuple(self.table.shape[1:]) != size:
-            found = tuple(self.table.shape)
-            raise InputError(f"OffsetBias: table {found}, expected [heads, {size[0]}, {size[1]}]")
+        size = tuple(n + m - 1 for n, m in zip(self.queries.size, self.keys.size, strict=True))
+        if tuple(self.table.shape[1:]) != size:
+            found, wanted = tuple(self.table.shape), ", ".join(map(str, size))
+            raise InputError(f"OffsetBias: table {found}, expected [heads, {wanted}]")
+        for grid in (self.queries, self.keys):
+            if isinstance(grid, Points) and not grid.whole:
+                raise InputError(f"OffsetBias: a table of whole offsets, but {grid} lies between patches")
+
+    @classmethod
+    def of(
+        cls, function: Callable[[Tensor], Tensor], queries: Grid, keys: Grid, device: torch.device | None = None
+    ) -> "OffsetBias | DenseBias":
+        """The bias that is a function of the offset; pairs with a prefix token get 0.
+
+        Args:
+            function: of offsets [..., axes], query − key in patches (int64, or floating between patches), to
+                [h, ...].
+        """
+        if any(isinstance(grid, Points) and not grid.whole for grid in (queries, keys)):
+            bias = function(queries.pairs(keys, device))  # [h, b, i, j]
+            return DenseBias(F.pad(bias.transpose(0, 1), (keys.prefix, 0, queries.prefix, 0)))
+        return cls(function(queries.span(keys, device)), queries, keys)
 
     def dense(self) -> Tensor:
-        dy, dx = self.queries.offsets(self.keys, self.table.device)
-        index = (dy + self.keys.height - 1) * self.table.shape[-1] + dx + self.keys.width - 1
-        index = index.reshape(self.queries.patches, self.keys.patches)
-        bias = F.embedding(index, self.table.flatten(1).mT).permute(2, 0, 1)
+        index: Tensor | int = 0
+        offsets = self.queries.offsets(self.keys, self.table.device)
+        for offset, m, n in zip(offsets, self.keys.size, self.table.shape[1:], strict=True):
+            index = index * n + offset + (m - 1)
+        assert isinstance(index, Tensor)
+        index = self.queries.flatten(self.keys, index)
+        bias = F.embedding(index, self.table.flatten(1).mT).movedim(-1, -3)
         return F.pad(bias, (self.keys.prefix, 0, self.queries.prefix, 0))
 
 
@@ -115,10 +190,9 @@ class BucketBias:
         _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
 
     def dense(self) -> Tensor:
-        index = self.buckets.dense(self.scores.device)
-        batch, heads, _, count = self.scores.shape
-        scores = self.scores.expand(batch, heads, index.shape[0], count)
-        bias = scores.gather(-1, index.expand(batch, heads, -1, -1))
+        index = self.buckets.dense(self.scores.device).unsqueeze(-3)
+        *axes, count = torch.broadcast_shapes(self.scores.shape, (*index.shape[:-1], 1))
+        bias = self.scores.expand(*axes, count).gather(-1, index.expand(*axes, -1))
         return bias if self.side == "query" else bias.mT
 
 
@@ -141,7 +215,7 @@ class AxisBias:
             raise InputError(f"AxisBias: {found[0]} rows and {found[1]} columns, but the keys lie on {self.keys}")
 
     def dense(self) -> Tensor:
-        bias = (self.rows[..., :, None] + self.columns[..., None, :]).flatten(-2)
+        bias = self.keys.pick((self.rows[..., :, None] + self.columns[..., None, :])[..., None]).squeeze(-1)
         return F.pad(bias, (self.keys.prefix, 0))
 
 
@@ -186,7 +260,7 @@ class BucketValues:
         _check_count("BucketValues: table", self.table.shape[-2], self.buckets)
 
     def dense(self, weights: Tensor) -> Tensor:
-        index = self.buckets.dense(weights.device).expand_as(weights)
+        index = self.buckets.dense(weights.device).unsqueeze(-3).expand_as(weights)
         exact = torch.promote_types(weights.dtype, torch.float32)
         sums = weights.new_zeros(*weights.shape[:-1], self.table.shape[-2], dtype=exact)
         sums = sums.scatter_add(-1, index, weights.to(exact)).to(weights.dtype)
@@ -217,6 +291,16 @@ def _check_count(what: str, count: int, buckets: Buckets) -> None:
 class Forms(NamedTuple):
     """All that the encodings of one attention say."""
 
-    rotations: tuple[Rotation, ...] = ()
+    rotations: tuple[Turn, ...] = ()
     biases: tuple[Bias, ...] = ()
     values: tuple[Values, ...] = ()
+    key_rotations: tuple[Turn, ...] | None = None
+    """Those of the keys, where they lie on another grid than the queries."""
+
+    def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k after all rotations."""
+        for rotate in self.rotations:
+            q = rotate(q)
+        for rotate in self.rotations if self.key_rotations is None else self.key_rotations:
+            k = rotate(k)
+        return q, k

@@ -1,6 +1,7 @@
 """From an offset to a bucket: the index functions and mappings of relative encodings."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,6 +18,11 @@ class Index(Protocol):
 
     @property
     def reach(self) -> int: ...
+
+    @property
+    def far(self) -> int:
+        """From this distance on, all offsets of one sign fall together."""
+        ...
 
     def __call__(self, offset: Tensor) -> Tensor: ...
 
@@ -39,6 +45,10 @@ class Clip:
     @property
     def reach(self) -> int:
         return int(self.beta)
+
+    @property
+    def far(self) -> int:
+        return math.ceil(self.beta)
 
     def __call__(self, offset: Tensor) -> Tensor:
         return offset.float().round().clamp(-self.reach, self.reach).long()
@@ -71,6 +81,10 @@ class Piecewise:
     def reach(self) -> int:
         return int(self.beta)
 
+    @property
+    def far(self) -> int:
+        return math.ceil(self.gamma)
+
     def __call__(self, offset: Tensor) -> Tensor:
         offset = offset.float()
         size = offset.abs()
@@ -80,16 +94,12 @@ class Piecewise:
 
 
 class Mapping(Protocol):
-    """A function from offsets (dy, dx), in patches, to buckets 0 ... count - 1.
-
-    The offsets are those of all pairs on two grids, shaped as `Grid.offsets` gives them: a mapping may rely on no
-    offset being larger than the axes are long.
-    """
+    """A function from offsets, one tensor per axis as `Grid.offsets` gives them, to buckets 0 ... count - 1."""
 
     @property
     def count(self) -> int: ...
 
-    def __call__(self, dy: Tensor, dx: Tensor) -> Tensor: ...
+    def __call__(self, *offsets: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,8 @@ class Euclidean:
     def count(self) -> int:
         return 2 * self.index.reach + 1
 
-    def __call__(self, dy: Tensor, dx: Tensor) -> Tensor:
-        distance = (dy.square() + dx.square()).float().sqrt()
+    def __call__(self, *offsets: Tensor) -> Tensor:
+        distance = _squared(offsets).float().sqrt()
         return self.index(distance.round() if self.rounded else distance) + self.index.reach
 
 
@@ -128,20 +138,12 @@ class Quantization:
     def count(self) -> int:
         return 2 * self.index.reach + 1
 
-    def __call__(self, dy: Tensor, dx: Tensor) -> Tensor:
-        squared = dy.square() + dx.square()
+    def __call__(self, *offsets: Tensor) -> Tensor:
+        squared = _squared(offsets)
         if self.by == "rank":
-            squared = self._rank(squared)
+            occurring = torch.tensor(_sums_of_two_squares(self.index.far + 1), device=squared.device)
+            squared = torch.searchsorted(occurring, squared.contiguous())  # how many are smaller
         return self.index(squared) + self.index.reach
-
-    @staticmethod
-    def _rank(squared: Tensor) -> Tensor:
-        """How many sums of two squares are smaller. The axes are as long as the grids, which bounds offsets."""
-        side = sum(squared.shape)
-        squares = torch.arange(side, device=squared.device).square()
-        occurs = torch.zeros(2 * side * side, dtype=torch.long, device=squared.device)
-        occurs[squares[:, None] + squares] = 1
-        return (occurs.cumsum(0) - 1)[squared]
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,25 @@ class Separable:
     def columns(self, dx: Tensor) -> Tensor:
         return _place(self.columns_index, dx)
 
-    def __call__(self, dy: Tensor, dx: Tensor) -> Tensor:
+    def __call__(self, *offsets: Tensor) -> Tensor:
+        dy, dx = offsets
         return self.rows(dy) + self.columns(dx)
+
+
+def _squared(offsets: Sequence[Tensor]) -> Tensor:
+    squares = [offset.square() for offset in offsets]
+    return sum(squares[1:], start=squares[0])
+
+
+def _sums_of_two_squares(count: int) -> list[int]:
+    """The first so many: 0, 1, 2, 4, 5, 8, ..."""
+    side = 1
+    while (
+        len(found := {y * y + x * x for y in range(side) for x in range(side) if y * y + x * x < side * side})
+        < count
+    ):
+        side *= 2
+    return sorted(found)[:count]
 
 
 def _ids(index: Index | None) -> int:
@@ -198,7 +217,6 @@ class Buckets:
         return self.mapping.count + bool(self.queries.prefix or self.keys.prefix)
 
     def dense(self, device: torch.device | None = None) -> Tensor:
-        """[queries.tokens, keys.tokens], int64."""
-        dy, dx = self.queries.offsets(self.keys, device)
-        patches = self.mapping(dy, dx).reshape(self.queries.patches, self.keys.patches)
+        """[queries.tokens, keys.tokens], int64; from `Points` with a batch before."""
+        patches = self.queries.flatten(self.keys, self.mapping(*self.queries.offsets(self.keys, device)))
         return F.pad(patches, (self.keys.prefix, 0, self.queries.prefix, 0), value=self.mapping.count)

@@ -183,7 +183,7 @@ def keeps_to_masks(factory: Factory) -> None:
                 _hold(bool(value.isfinite().all()), f"{what} on {where} is not finite")
             no_weights = inputs.q.new_zeros(*inputs.q.shape[:-1], grid.tokens)
             rest = torch.zeros_like(inputs.q)
-            for term in encoding.values(inputs.v, grid):
+            for term in encoding.values(inputs.v, grid, grid):
                 rest = rest + term.dense(no_weights)
             idle = idle.expand(*inputs.q.shape[:-1], 1)
             got, expected = (t.masked_fill(~idle, 0) for t in (seen["attention"], rest))
@@ -430,7 +430,9 @@ def _forms(encoding: PositionEncoding, grid: Grid, inputs: Inputs | None = None)
     _, q, k, v = _inputs(encoding, grid) if inputs is None else inputs
     q = q * q.shape[-1] ** -0.5
     return Forms(
-        tuple(encoding.rotations(grid)), tuple(encoding.biases(q, k, grid)), tuple(encoding.values(v, grid))
+        tuple(encoding.rotations(grid)),
+        tuple(encoding.biases(q, k, grid, grid)),
+        tuple(encoding.values(v, grid, grid)),
     )
 
 

@@ -26,8 +26,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     queries x keys is made; all other biases are added up into one mask.
     """
     head_dim = q.shape[-1]
-    for rotate in forms.rotations:
-        q, k = rotate(q), rotate(k)
+    q, k = forms.turn(q, k)
     features, biases = split(forms.biases, room=head_dim)
     if features:
         q = torch.cat([q, *(f.left.to(q.dtype).expand(*q.shape[:-1], -1) for f in features)], -1)
@@ -65,7 +64,8 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
 
 
 def _one_hot(keys: Grid, like: Tensor) -> Tensor:
-    """[keys.tokens, height + width]: ones at each patch's row and column; zeros for prefix tokens."""
-    rows = torch.eye(keys.height, dtype=like.dtype, device=like.device).repeat_interleave(keys.width, 0)
-    columns = torch.eye(keys.width, dtype=like.dtype, device=like.device).repeat(keys.height, 1)
-    return F.pad(torch.cat([rows, columns], -1), (0, 0, keys.prefix, 0))
+    """[1 or b, 1, keys.tokens, height + width]: ones at each patch's row and column; zeros for prefix tokens."""
+    rows = torch.eye(keys.height, dtype=like.dtype, device=like.device)[:, None].expand(-1, keys.width, -1)
+    columns = torch.eye(keys.width, dtype=like.dtype, device=like.device).expand(keys.height, -1, -1)
+    ones = keys.pick(torch.cat([rows, columns], -1)[None])
+    return F.pad(ones, (0, 0, keys.prefix, 0)).unsqueeze(1)

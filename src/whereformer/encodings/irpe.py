@@ -133,25 +133,25 @@ class IRPE(PositionEncoding):
         for table in self.tables.values():
             nn.init.zeros_(table)
 
-    def biases(self, q: Tensor, k: Tensor, grid: Grid) -> Iterator[BucketBias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketBias]:
         if "k" in self.on:
-            yield from self._read("k", q, grid)
+            yield from self._read("k", q, queries, keys)
         if "q" in self.on:
-            yield from self._read("q", k * self.head_dim**-0.5, grid)
+            yield from self._read("q", k * self.head_dim**-0.5, keys, queries)
 
-    def _read(self, side: Literal["q", "k"], x: Tensor, grid: Grid) -> Iterator[BucketBias]:
+    def _read(self, side: Literal["q", "k"], x: Tensor, here: Grid, there: Grid) -> Iterator[BucketBias]:
         for part, mapping in self.mappings.items():
             table = self.tables[side + part].to(x.dtype)
             if self.mode == "contextual":
                 scores = x @ table
             else:
                 scores = table[None, :, None] * (self.head_dim**-0.5 if self.scale_bias else 1)
-            yield BucketBias(scores, Buckets(mapping, grid, grid), "query" if side == "k" else "key")
+            yield BucketBias(scores, Buckets(mapping, here, there), "query" if side == "k" else "key")
 
-    def values(self, v: Tensor, grid: Grid) -> Iterator[BucketValues]:
+    def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:
         if "v" in self.on:
             for part, mapping in self.mappings.items():
-                yield BucketValues(self.tables["v" + part], Buckets(mapping, grid, grid))
+                yield BucketValues(self.tables["v" + part], Buckets(mapping, queries, keys))
 
     def moments(self) -> tuple[str, ...]:
         return ("biases",) * ("q" in self.on or "k" in self.on) + ("values",) * ("v" in self.on)

@@ -57,7 +57,7 @@ class Learned(PositionEncoding):
             raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")
         prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
         patches = patches.unflatten(0, (self.grid.height, self.grid.width))
-        patches = resample(patches, (grid.height, grid.width)).flatten(0, 1)
-        rows = torch.cat([prefix, patches]).to(x.dtype)
+        patches = grid.pick(resample(patches, (grid.height, grid.width))[None])
+        rows = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], 1).to(x.dtype)
         untouched = grid.prefix - self.prefix_rows
         return torch.cat([x[:, :untouched], x[:, untouched:] + rows], 1)

@@ -12,7 +12,8 @@ from whereformer.grid import Grid
 class PEG(PositionEncoding):
     """X' = X + DWConv_k(X) on the grid of patches, zero padded.   CPVT, section 3.3.
 
-    The zeros around the grid are what tells a patch where it is. Prefix tokens pass by.
+    The zeros around the grid are what tells a patch where it is. Prefix tokens pass by. Patches that were dropped
+    are zeros to their neighbours.
 
     Args:
         after: the block, or blocks, after which it stands, counted from 0: 0 is the paper's "position 0",
@@ -53,11 +54,11 @@ class PEG(PositionEncoding):
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         grid.check(x.shape[1], "x")
-        prefix, patches = x[:, : grid.prefix], x[:, grid.prefix :]
-        image = patches.mT.unflatten(-1, (grid.height, grid.width))
+        image = grid.lay(x).permute(0, 3, 1, 2)
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         here = F.conv2d(image, weight, bias, padding=self.kernel_size // 2, groups=self.dim)
-        return torch.cat([prefix, patches + here.flatten(2).mT.to(x.dtype)], 1)
+        here = grid.pick(here.permute(0, 2, 3, 1)).to(x.dtype)
+        return torch.cat([x[:, : grid.prefix], x[:, grid.prefix :] + here], 1)
 
     def blocks(self, depth: int) -> Sequence[int]:
         if max(self.after) + 1 >= depth:

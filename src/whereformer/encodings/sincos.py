@@ -46,21 +46,21 @@ class SinCos2D(PositionEncoding):
         return torch.cat([x[:, : grid.prefix], patches], 1)
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
-        """What is added to the patches: [patches, dim], float32."""
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
         count = self.dim // 4
         exponents = torch.arange(count, device=device) / (count - (self.layout == "big_vision"))
         angles = grid.coords(device)[..., None] / self.temperature**exponents
         waves = torch.stack([angles.sin(), angles.cos()], -1)  # [patches, axis (y, x), frequency, (sin, cos)]
         match self.layout:
             case "mae" | "big_vision":
-                waves = waves.flip(1).mT
+                waves = waves.flip(-3).mT
             case "moco":
                 waves = waves.mT
             case "timm":
-                waves = waves.permute(0, 3, 1, 2)
+                waves = waves.movedim(-1, -3)
             case "detr":
                 pass
-        return waves.flatten(1)
+        return waves.flatten(-3)
 
     def extra_repr(self) -> str:
         return f"layout={self.layout!r}, temperature={self.temperature}"

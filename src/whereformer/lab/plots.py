@@ -220,14 +220,14 @@ class _Listener:
         self.said: dict[str, Tensor] = {}
         biases, values = encoding.biases, encoding.values
 
-        def heard_biases(q: Tensor, k: Tensor, grid: Grid) -> Sequence[Any]:
-            terms = tuple(biases(q, k, grid))
+        def heard_biases(q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Sequence[Any]:
+            terms = tuple(biases(q, k, queries, keys))
             for term in terms:
                 self._add("bias on the logits", term.dense().expand(*q.shape[:3], k.shape[2]).mean((0, 1)))
             return terms
 
-        def heard_values(v: Tensor, grid: Grid) -> Sequence[Any]:
-            terms = tuple(values(v, grid))
+        def heard_values(v: Tensor, queries: Grid, keys: Grid) -> Sequence[Any]:
+            terms = tuple(values(v, queries, keys))
             for term in terms:
                 if isinstance(term, BucketValues):
                     self._add(

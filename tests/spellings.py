@@ -1,0 +1,48 @@
+"""What of the catalog is held to the contract: one spelling for each kind of code."""
+
+ABSOLUTE = [
+    "none",
+    "learned",
+    "learned(prefix_rows=False)",
+    "sincos2d",
+    "sincos2d(layout='moco')",
+    "sincos2d(layout='timm')",
+    "sincos2d(layout='big_vision')",
+    "sincos2d(layout='detr', temperature=20.0)",
+]
+
+CONDITIONAL = [
+    "peg",
+    "peg(after=(0, 1, 2, 3, 4), kernel_size=5)",
+]
+
+IRPE = [
+    "irpe",
+    "irpe(on='qkv')",
+    "irpe(on='v', shared=False)",
+    "irpe(on='qk', index='clip')",
+    "irpe(method='cross', on='qkv', shared=False)",
+    "irpe(method='euclidean', ratio=20, on='qkv')",
+    "irpe(method='euclidean', rounded=False, on='k')",
+    "irpe(method='quantization', ratio=33, on='qk')",
+    "irpe(method='quantization', quant='rank', on='qv')",
+    "irpe(mode='bias', on='qk')",
+    "irpe(mode='bias', method='cross', shared=False, scale_bias=True)",
+    "irpe(mode='bias', method='euclidean', index='clip', on='q')",
+    "rpe-2.0-product-ctx-1-k",
+]
+
+CONTEXTUAL: list[str] = []
+
+BIASES: list[str] = []
+
+ROTARY: list[str] = []
+
+ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
+
+COMPILED = {
+    *("learned", "sincos2d"),
+    *("peg",),
+    *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
+}
+"""Compiling takes a second or more: one of each kind of code."""
