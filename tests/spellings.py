@@ -34,7 +34,33 @@ IRPE = [
 
 CONTEXTUAL: list[str] = []
 
-BIASES: list[str] = []
+BIASES = [
+    "swin",
+    "swin(stretch='bilinear')",
+    "swin(stretch='geometric')",
+    "maxvit",
+    "beit",
+    "beit(stretch='bicubic')",
+    "levit",
+    "levit(stride=2)",
+    "log_cpb(hidden=8)",
+    "log_cpb(hidden=8, pretrained=(8, 6))",
+    "dpb",
+    "t5",
+    "t5(method='product', buckets=8, farthest=6)",
+    "t5(method='raster')",
+    "alibi",
+    "alibi(distance='manhattan')",
+    "alibi2d",
+    "lookhere(layer=3, depth=12)",
+    "lookhere(views='halves', layer=0, depth=1)",
+    "lookhere(views='eighths1-diagonals', layer=1, depth=2)",
+    "rmt",
+    "kerple",
+    "kerple(kernel='power', distance='raster')",
+    "fire",
+    "fire(threshold=64.0, distance='raster')",
+]
 
 ROTARY: list[str] = []
 
@@ -43,6 +69,7 @@ ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 COMPILED = {
     *("learned", "sincos2d"),
     *("peg",),
+    *("beit", "levit(stride=2)", "dpb", "t5(method='raster')", "lookhere(layer=3, depth=12)", "fire"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
 }
 """Compiling takes a second or more: one of each kind of code."""

@@ -13,7 +13,7 @@ import whereformer
 SOURCE = Path(whereformer.__file__).parent
 
 CORE = {
-    *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "resample"),
+    *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "numeric", "resample"),
     *("catalog", "attention"),
 }
 ALLOWED: dict[str, set[str]] = {
@@ -24,12 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "images": {"errors", "grid"},
     "windows": {"errors", "grid"},
     "mask": {"errors"},
-    "resample": set(),
+    "numeric": set(),
+    "resample": {"errors", "numeric"},
     "encoding": {"errors", "grid", "forms"},
-    "encodings": {"errors", "grid", "index", "forms", "encoding", "resample"},
+    "encodings": {"errors", "grid", "index", "forms", "encoding", "numeric", "resample"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask"},
     "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
+    "layers": {"errors", "grid", "forms", "mask", "numeric", "backends", "attention"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,
     "lab": {*CORE, "adapters"},

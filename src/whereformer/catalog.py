@@ -22,6 +22,19 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     "sincos2d": encodings.SinCos2D,
     "peg": encodings.PEG,
     "irpe": encodings.IRPE,
+    "swin": encodings.Swin,
+    "maxvit": encodings.MaxViT,
+    "beit": encodings.BEiT,
+    "levit": encodings.LeViT,
+    "log_cpb": encodings.LogCPB,
+    "dpb": encodings.DPB,
+    "t5": encodings.T5,
+    "alibi": encodings.ALiBi,
+    "alibi2d": encodings.ALiBi2D,
+    "lookhere": encodings.LookHere,
+    "rmt": encodings.RMT,
+    "kerple": encodings.KERPLE,
+    "fire": encodings.FIRE,
 }
 
 _OLD_NAME = re.compile(

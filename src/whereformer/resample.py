@@ -17,8 +17,9 @@ Stretch = Literal["bicubic", "bilinear", "geometric"]
 def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True) -> Tensor:
     """Resize a table over a grid as if it were an image.
 
-    Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made in float32
-    by torch's own interpolation of the identity. So it runs in every dtype, on every device, deterministically.
+    Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made by torch's own
+    interpolation of the identity, in float32 at least. So it runs in every dtype, on every device,
+    deterministically.
 
     Args:
         table: [height, width, channels].
@@ -46,9 +47,9 @@ def _weights(old: int, new: int, mode: str, antialias: bool, like: Tensor) -> Te
     The identity is given a second axis of two equal columns: at an output width of one, torch's antialiased
     interpolation is wrong on CPUs.
     """
-    identity = torch.eye(old, device=like.device)[None, :, :, None].expand(1, old, old, 2)
+    identity = torch.eye(old, device=like.device, dtype=like.dtype)[None, :, :, None].expand(1, old, old, 2)
     weights = F.interpolate(identity, (new, 2), mode=mode, align_corners=False, antialias=antialias)
-    return weights[0, :, :, 0].mT.to(like.dtype)
+    return weights[0, :, :, 0].mT
 
 
 def resample_offsets(
@@ -81,7 +82,7 @@ def resample_offsets(
             else:
                 weights = _weights(old, 2 * most - 1, stretch, False, new)
             with exact(table):
-                new = torch.tensordot(weights, new, ([1], [axis])).movedim(0, axis)
+                new = torch.einsum("ij,...j->...i", weights, new.movedim(axis, -1)).movedim(-1, axis)
         new = new.narrow(axis, most - m, n + m - 1)
     return new.to(table.dtype)
 
@@ -105,9 +106,10 @@ def _progression(old: int, new: int, like: Tensor) -> Tensor:
     for _ in range(20):  # Newton, from above: the sum of powers is convex
         slope = (powers * ratio ** (powers - 1).clamp(min=0)).sum().clamp(min=1)
         ratio = (ratio - ((ratio**powers).sum() - reach) / slope).clamp(min=0)
-    places = (ratio**powers).cumsum(0)
-    places = torch.cat([-places.flip(0), places.new_zeros(1), places])
-    wanted = torch.arange(-reach, reach + 1, device=like.device, dtype=like.dtype)
-    low = (torch.searchsorted(places, wanted, right=True) - 1).clamp(0, old - 2)
-    share = ((wanted - places[low]) / (places[low + 1] - places[low])).clamp(0, 1)[:, None]
-    return F.one_hot(low, old) * (1 - share) + F.one_hot(low + 1, old) * share
+    places = F.pad((ratio**powers).cumsum(0), (1, 0))
+    wanted = torch.arange(-reach, reach + 1, device=like.device)
+    high = torch.searchsorted(places, wanted.abs().to(like.dtype)).clamp(1, old // 2)
+    gap = (places[high] - places[high - 1]).clamp(min=torch.finfo(like.dtype).tiny)
+    share = ((wanted.abs() - places[high - 1]) / gap).clamp(0, 1)[:, None]
+    near, far = (old // 2 + wanted.sign() * n for n in (high - 1, high))
+    return F.one_hot(near, old) * (1 - share) + F.one_hot(far, old) * share

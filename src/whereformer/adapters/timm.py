@@ -171,6 +171,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
         placement = placements[number]
         if not attends:
             placement.tokens.append(_build(factory, model, model.embed_dim, heads, grid))
+            placement.tokens[-1].at_block(number, len(placements))
             continue
         modules = _attentions(model.blocks[number])
         if not modules:
@@ -180,6 +181,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
             )
         for module, encodings in zip(modules, placement.attentions, strict=True):
             encodings.append(_build(factory, model, module.attn_dim, module.num_heads, grid))
+            encodings[-1].at_block(number, len(placements))
         if "tokens" in scout.moments():
             placement.tokens.append(placement.attentions[0][-1])
 

@@ -1,6 +1,5 @@
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -57,11 +57,11 @@ class KERPLE(PositionEncoding):
         nn.init.uniform_(self.r2, 0, 1 if self.kernel == "log" else 2)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias | DenseBias]:
-        r1, r2 = _bounded(self.r1), _bounded(self.r2, None if self.kernel == "log" else 2.0)
-
         def bias(length: Tensor) -> Tensor:
-            a, p = (r.to(length.dtype).reshape(-1, *[1] * length.ndim) for r in (r1, r2))
-            return -a * (p * length).log1p() if self.kernel == "log" else -a * length**p
+            r1, r2 = (r.to(length.dtype).reshape(-1, *[1] * length.ndim) for r in (self.r1, self.r2))
+            if self.kernel == "log":
+                return -_bounded(r1) * (_bounded(r2) * length).log1p()
+            return -_bounded(r1) * length ** _bounded(r2, 2.0)
 
         return (by_distance(bias, self.distance, queries, keys, q),)
 

@@ -10,8 +10,8 @@ from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 from whereformer.numeric import wide
 
-FORBIDDEN = -(2.0**14)
-"""What stands for −∞: finite, so that a mask may leave nothing else to attend to; a number of every dtype."""
+FORBIDDEN = -1024.0
+"""What stands for −∞: its power is 0 in every dtype; finite, as a mask may leave nothing else to attend to."""
 
 VIEWS = {
     "none": ("all",) * 4,
@@ -67,7 +67,9 @@ class LookHere(PositionEncoding):
         if not isinstance(layer_slopes, tuple | list) or len(layer_slopes) != 2:
             raise InputError(f"LookHere: layer_slopes={layer_slopes!r}, expected two numbers")
         if (layer is None) != (depth is None) or (layer is not None and not 0 <= layer < (depth or 0)):
-            raise InputError(f"LookHere: layer={layer!r} of depth={depth!r}, expected 0 <= layer < depth, or neither")
+            raise InputError(
+                f"LookHere: layer={layer!r} of depth={depth!r}, expected 0 <= layer < depth, or neither"
+            )
         self.views = views
         self.slope = slope
         self.layer_slopes = layer_slopes
@@ -75,13 +77,15 @@ class LookHere(PositionEncoding):
         self.depth = depth
         self.heads = _heads(kinds, num_heads)
 
-    def place(self, block: int, depth: int) -> None:
+    def at_block(self, block: int, depth: int) -> None:
         if self.layer is None:
             self.layer, self.depth = block, depth
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias | DenseBias]:
         if self.layer is None or self.depth is None:
-            raise InputError("LookHere: which layer is it? Expected layer= and depth=, or a model given to `equip`")
+            raise InputError(
+                "LookHere: which layer is it? Expected layer= and depth=, or a model given to `equip`"
+            )
         first, last = self.layer_slopes
         slope = self.slope * (first + (last - first) * self.layer / max(1, self.depth - 1))
         dtype = wide(q.dtype)

@@ -25,9 +25,7 @@ class RMT(PositionEncoding):
     paper = "Fan et al. 2024, RMT: Retentive Networks Meet Vision Transformers, section 3.2"
     axes = (2, 3)
 
-    def __init__(
-        self, dim: int, num_heads: int, grid: Grid, *, start: float = 2.0, span: float = 4.0
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, start: float = 2.0, span: float = 4.0) -> None:
         super().__init__(dim, num_heads, grid)
         check_positive("RMT: start", start)
         check_positive("RMT: span", span)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from whereformer import backends
 from whereformer.attention import reference
 from whereformer.errors import InputError
-from whereformer.forms import Forms, LowRankBias
+from whereformer.forms import DenseBias, Forms, LowRankBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
 from whereformer.numeric import exact, wide
@@ -31,8 +31,8 @@ class PaPE(nn.Module):
         axes: 2 for images, 3 for videos.
 
     Shapes: qkv_proj [3 dim, dim], out_proj [dim, dim], with biases; position [heads P, axes], over (x, y) or
-    (x, y, t), and ab [2 heads P, dim]; or for PaPE-RI position_scales [heads], not learned, and a [heads, dim]. All
-    start as torch's linear layers do, the scales uniform in ±axes^(−1/2).
+    (x, y, t), and ab [2 heads P, dim]; or for PaPE-RI position_scales [heads], not learned, and a [heads, dim].
+    They start as torch's linear layers do, the scales uniform in ±axes^(−1/2).
 
     >>> PaPE(24, 4)(torch.ones(1, 7, 24), Grid(2, 3, prefix=1)).shape
     torch.Size([1, 7, 24])
@@ -69,7 +69,9 @@ class PaPE(nn.Module):
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         scale = q.shape[-1] ** -0.5
         bias = self.bias(x, grid)
-        forms = Forms(biases=(LowRankBias((scale * bias.left).to(q.dtype), bias.right.to(q.dtype)),))
+        forms = Forms(biases=(LowRankBias(scale * bias.left, bias.right),))
+        if q.dtype != wide(q.dtype):  # (tᵢ − tⱼ)² would drown in what half precision leaves of tᵢ² and tⱼ²
+            forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
         allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
         attend = backends.choose("auto", forms) or reference
         z = attend(scale * q, k, v, forms, allowed, 0.0)
@@ -83,6 +85,7 @@ class PaPE(nn.Module):
         if self.rotation_invariant:
             t = p[:, None] * self.position_scales.to(dtype)[:, None, None]
             a = F.softplus(self.a(x).to(dtype)).transpose(1, 2)[..., None].expand(-1, -1, -1, self.axes)
+            b = None
         else:
             with exact(x):
                 t = F.linear(p, self.position.weight.to(dtype)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -91,6 +94,6 @@ class PaPE(nn.Module):
         # −a (tᵢ − tⱼ)² = −a tᵢ² − a tⱼ² + 2 a tᵢ tⱼ
         one = torch.ones_like(t[..., :1])
         left, right = [-(a * t**2).sum(-1, keepdim=True), a, 2 * a * t], [one, -(t**2), t]
-        if not self.rotation_invariant:
+        if b is not None:
             left, right = [*left, (b * t).sum(-1, keepdim=True), b], [*right, one, -t]
         return LowRankBias(torch.cat(left, -1), torch.cat(right, -1))
