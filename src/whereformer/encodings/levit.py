@@ -52,11 +52,12 @@ class LeViT(PositionEncoding):
         return (OffsetBias(table, queries, keys),)
 
     def _on_keys(self, queries: Grid, device: torch.device) -> Points:
-        """Where the queries are, in patches of the keys' grid."""
-        at = queries.coords(device) * self.stride
-        *frames, height, width = (self.stride * (n - 1) + 1 for n in queries.size)
-        at = at[None] if at.ndim == 2 else at
-        return Points(height, width, queries.prefix, *frames, at=at)
+        """Where the queries are, in patches of the keys' grid; each frame shrinks by itself."""
+        *frames, height, width = queries.size
+        stride = torch.tensor([*(1 for _ in frames), self.stride, self.stride], device=device)
+        at = queries.coords(device) * stride
+        height, width = (self.stride * (n - 1) + 1 for n in (height, width))
+        return Points(height, width, queries.prefix, *frames, at=at[None] if at.ndim == 2 else at)
 
     def extra_repr(self) -> str:
         return f"table={tuple(self.table.shape)}, stride={self.stride}, stretch={self.stretch!r}"
