@@ -149,9 +149,8 @@ def truth(e: PositionEncoding, queries: Grid, keys: Grid) -> Truth:
         case Swin() | BEiT():
             return lambda i, j: stretched(e.table, minus(i, j), queries, keys, e.stretch)
         case MaxViT():
-            return lambda i, j: stretched(
-                e.table.flip(*range(1, e.table.ndim)), minus(i, j), queries, keys, e.stretch
-            )
+            mirrored = e.table.flip(*range(1, e.table.ndim))
+            return lambda i, j: stretched(mirrored, minus(i, j), queries, keys, e.stretch)
         case LeViT():
             return lambda i, j: levit(e, i, j, queries, keys)
         case LogCPB():

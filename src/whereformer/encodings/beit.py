@@ -53,7 +53,7 @@ class BEiT(PositionEncoding):
         to_patch, to_prefix, among = self.prefix[..., None].unbind(1)  # [h, 1] each
         ours, theirs = _is_prefix(queries, q), _is_prefix(keys, q)
         left = torch.stack([ours, 1 - ours], -1)
-        right = torch.stack([to_patch + theirs * (among - to_patch), theirs * to_prefix], -1)
+        right = torch.stack([(1 - theirs) * to_patch + theirs * among, theirs * to_prefix], -1)
         yield LowRankBias(left[None, None], right[None].to(q.dtype))
 
     def extra_repr(self) -> str:
