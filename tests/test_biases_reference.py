@@ -555,26 +555,36 @@ def test_pape_is_its_equation(grid: Grid, rotation_invariant: bool) -> None:
     same_gradients(layer(x, grid), expected, sources)
 
 
-def test_pape_keeps_to_masks_kept_patches_and_half_precision() -> None:
+def test_pape_keeps_to_masks_and_kept_patches() -> None:
     grid = Grid(14, 14, prefix=1)
-    layer = PaPE(24, 3, parabolas=4)
+    layer = PaPE(24, 3, parabolas=2)
     x = torch.randn(1, grid.tokens, 24)
     index = torch.randperm(196)[None, :50]
     tokens = F.pad(index[0] + 1, (1, 0))
     allowed = torch.zeros(grid.tokens, dtype=torch.bool)
     allowed[tokens] = True
     close(layer(x[:, tokens], grid.keep(index)), layer(x, grid, mask=allowed)[:, tokens])
-    bias = layer.bias(x.bfloat16().float(), grid).dense()
-    half = PaPE(24, 3, parabolas=4).bfloat16()
-    half.load_state_dict(layer.state_dict())
-    wide = PaPE(24, 3, parabolas=4)
-    wide.load_state_dict(half.state_dict())
-    found = half(x.bfloat16(), grid)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - wide(x.bfloat16().float(), grid)).abs().max() < 0.05
-    assert bias.abs().max() > 100, "the test means nothing where the bias is small"
     with pytest.raises(InputError, match="built for 2 axes"):
         layer(x, Grid(14, 7, prefix=1, frames=2))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_pape_keeps_its_squares_in_half_precision(autocast: bool) -> None:
+    """Numbers of 800 that cancel: a few roundings of bfloat16 off, but half a unit in features of q and k."""
+    grid = Grid(14, 14, prefix=1)
+    half = PaPE(24, 3, parabolas=2).bfloat16()
+    wide = PaPE(24, 3, parabolas=2)
+    wide.load_state_dict(half.state_dict())
+    x = 3 * torch.randn(1, grid.tokens, 24).bfloat16()
+    expected = wide(x.float(), grid)
+    if autocast:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = wide(x.float(), grid)
+    else:
+        found = half(x, grid)
+    assert found.dtype == torch.bfloat16
+    assert wide.bias(x.float(), grid).dense().abs().max() > 500
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=16 * 2**-8)
 
 
 @pytest.mark.parametrize(

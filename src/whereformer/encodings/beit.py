@@ -14,7 +14,7 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class BEiT(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[p_i − p_j], with three more numbers per head for pairs with a class token.
 
-    Bao et al. 2021, section 2.5, and the released code: Swin's table over the whole image; class -> patch,
+    Bao et al. 2021, as in the released code: Swin's table over the whole image; class -> patch,
     patch -> class, and class -> class each have a number. Where there are more prefix tokens than one, each of
     them is treated as the class token, and a pair of two of them as class -> class. The released models have one
     such table per block, or one for all blocks, which is then the host's to share.
@@ -28,7 +28,7 @@ class BEiT(PositionEncoding):
     """
 
     formula = "e_ij + B[p_i − p_j], and three numbers for pairs with a class token"
-    paper = "Bao et al. 2021, BEiT: BERT Pre-Training of Image Transformers, section 2.5"
+    paper = "Bao et al. 2021, BEiT: BERT Pre-Training of Image Transformers (released code)"
     axes = (2, 3)
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, stretch: Stretch = "geometric") -> None:

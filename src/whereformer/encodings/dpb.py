@@ -13,7 +13,7 @@ from whereformer.numeric import exact, wide
 class DPB(PositionEncoding):
     """e_ij = q_i·k_j/√d + DPB(p_i − p_j): an MLP makes the bias of a head from the offset, in patches.
 
-    CrossFormer's dynamic position bias. Wang et al. 2022, section 3.3, eq. 5: a linear layer axes -> width, then
+    CrossFormer's dynamic position bias. Wang et al. 2022, "dynamic position bias": a linear layer axes -> width, then
     three times LayerNorm, ReLU and a linear layer, the last of them to the heads. It serves every grid. Pairs
     with a prefix token get 0.
 
@@ -25,7 +25,7 @@ class DPB(PositionEncoding):
     """
 
     formula = "e_ij + MLP(p_i − p_j)"
-    paper = "Wang et al. 2022, CrossFormer: a Versatile Vision Transformer, section 3.3, eq. 5"
+    paper = "Wang et al. 2022, CrossFormer: a Versatile Vision Transformer"
     axes = (2, 3)
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, width: int | None = None) -> None:

@@ -16,7 +16,7 @@ LEAST = 0.01
 class KERPLE(PositionEncoding):
     """e_ij = q_i·k_j/√d − r₁ ln(1 + r₂ |i − j|), or − r₁ |i − j|^r₂: r₁, r₂ > 0 learned per head.
 
-    Chi et al. 2022, section 4.2: kernels that are conditionally positive definite, of texts there, in any number
+    Chi et al. 2022, the logarithmic and the power variant: kernels that are conditionally positive definite, of texts there, in any number
     of dimensions here. In the power r₂ <= 2. Numbers beyond their bounds are read as the bound (.01 for 0, as in
     the released code, which moves them there); the gradient passes. Pairs with a prefix token get 0.
 
@@ -30,7 +30,7 @@ class KERPLE(PositionEncoding):
     """
 
     formula = "e_ij − r₁ ln(1 + r₂ |p_i − p_j|), or e_ij − r₁ |p_i − p_j|^r₂"
-    paper = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding, section 4.2"
+    paper = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding"
     axes = (2, 3)
 
     def __init__(

@@ -11,7 +11,7 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class LeViT(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[|y_i − y_j|, |x_i − x_j|]: one learned number per head and undirected offset.
 
-    Graham et al. 2021, section 4.3.4. LeViT's attention that shrinks has its queries on every second row and
+    Graham et al. 2021, "attention bias instead of a positional embedding". LeViT's attention that shrinks has its queries on every second row and
     column of the keys' grid: `stride`. On another grid the table, mirrored to all signs, is stretched over it.
     Pairs with a prefix token get 0.
 
@@ -24,7 +24,7 @@ class LeViT(PositionEncoding):
     """
 
     formula = "e_ij + B[|y_i − y_j|, |x_i − x_j|]"
-    paper = "Graham et al. 2021, LeViT: a Vision Transformer in ConvNet's Clothing, section 4.3.4"
+    paper = "Graham et al. 2021, LeViT: a Vision Transformer in ConvNet's Clothing"
     axes = (2, 3)
 
     def __init__(

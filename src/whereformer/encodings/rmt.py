@@ -12,9 +12,9 @@ from whereformer.grid import Grid
 class RMT(PositionEncoding):
     """e_ij = q_i·k_j/√d + ln(γ_h) (|dy| + |dx|), γ_h = 1 − 2^(−a − b h / H): a decay by Manhattan distance.
 
-    Fan et al. 2024, section 3.2. The released code adds ln(γ) times the distance before the softmax, as here. The
-    paper's eq. 4 multiplies the weights by γ^(|dy| + |dx|) after it, so that they no longer sum to one; no
-    model was released that does. Pairs with a prefix token get 0.
+    Fan et al. 2024, Manhattan self-attention. The released code adds ln(γ) times the distance before the softmax, as here. The
+    paper multiplies the weights by γ^(|dy| + |dx|) after it, so that they no longer sum to one: that is no bias,
+    and not what the released models do. Pairs with a prefix token get 0.
 
     Args:
         start: a. The released models have 2.
@@ -22,7 +22,7 @@ class RMT(PositionEncoding):
     """
 
     formula = "e_ij + ln(γ_h) (|dy| + |dx|), γ_h = 1 − 2^(−a − b h/H)"
-    paper = "Fan et al. 2024, RMT: Retentive Networks Meet Vision Transformers, section 3.2"
+    paper = "Fan et al. 2024, RMT: Retentive Networks Meet Vision Transformers"
     axes = (2, 3)
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, start: float = 2.0, span: float = 4.0) -> None:

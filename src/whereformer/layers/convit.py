@@ -12,8 +12,8 @@ from whereformer.numeric import exact, wide
 class GPSA(nn.Module):
     """A_h = (1 − σ(λ_h)) softmax(q_i·k_j/√d) + σ(λ_h) softmax(w_h·(δx, δy, δx² + δy²) + c_h),  z = A v.
 
-    ConViT's gated positional self-attention, that starts as a convolution. d'Ascoli et al. 2021, section 3,
-    eq. 7 and 8; (δy, δx) is key − query, in patches. Two softmaxes are more than a bias can say, so that it is
+    ConViT's gated positional self-attention, that starts as a convolution. d'Ascoli et al. 2021, section 3;
+    (δy, δx) is key − query, in patches. Two softmaxes are more than a bias can say, so that it is
     a module with projections of its own; their names are those of the released code and of timm. c_h cancels in
     the softmax, and λ is gating_param. ConViT's class token joins after these layers: prefix tokens are refused.
 

@@ -71,7 +71,8 @@ class PaPE(nn.Module):
         bias = self.bias(x, grid)
         forms = Forms(biases=(LowRankBias(scale * bias.left, bias.right),))
         if q.dtype != wide(q.dtype):  # (tᵢ − tⱼ)² would drown in what half precision leaves of tᵢ² and tⱼ²
-            forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
+            with exact(x):
+                forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
         allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
         attend = backends.choose("auto", forms) or reference
         z = attend(scale * q, k, v, forms, allowed, 0.0)
