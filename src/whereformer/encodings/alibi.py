@@ -12,9 +12,9 @@ class ALiBi(PositionEncoding):
     """e_ij = q_i·k_j/√d − m_h |i − j|: attention with linear biases, m_h = 2^(−8 (h + 1) / H) for H heads.
 
     Press et al. 2022, section 3. Patches are numbered row by row, as words in a text. The paper's texts are
-    causal; here keys on both sides lose by their distance. If H is not a power of two, the next lower one gives
-    the first slopes, and twice that one, every second, the others (the released code). Pairs with a prefix token
-    get 0.
+    causal; here keys on both sides lose by their distance. If H is not a power of two, the next lower one
+    gives the first slopes, and twice that one, every second, the others (the released code). Pairs with a
+    prefix token get 0.
 
     Args:
         distance: "raster" (|i − j|), or between places in the image, "euclidean" (then it is `ALiBi2D`) or

@@ -9,8 +9,8 @@ from whereformer.grid import Grid
 class ALiBi2D(PositionEncoding):
     """e_ij = q_i·k_j/√d − m_h |p_i − p_j|: ALiBi by the Euclidean distance between patches, slopes as in `ALiBi`.
 
-    Fuller et al. 2023 (CROMA). It serves cross-attention as it serves self-attention: the released
-    model reads one sensor's image from another's. Pairs with a prefix token get 0.
+    Fuller et al. 2023 (CROMA). It serves cross-attention as it serves self-attention: the released model reads
+    one sensor's image from another's. Pairs with a prefix token get 0.
     """
 
     formula = "e_ij − m_h |p_i − p_j|, m_h = 2^(−8 (h + 1)/H)"

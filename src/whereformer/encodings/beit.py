@@ -14,10 +14,10 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class BEiT(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[p_i − p_j], with three more numbers per head for pairs with a class token.
 
-    Bao et al. 2021, as in the released code: Swin's table over the whole image; class -> patch,
-    patch -> class, and class -> class each have a number. Where there are more prefix tokens than one, each of
-    them is treated as the class token, and a pair of two of them as class -> class. The released models have one
-    such table per block, or one for all blocks, which is then the host's to share.
+    Bao et al. 2021, as in the released code: Swin's table over the whole image; class -> patch, patch ->
+    class, and class -> class each have a number. Where there are more prefix tokens than one, each of them is
+    treated as the class token, and a pair of two of them as class -> class. The released models have one such
+    table per block, or one for all blocks, which is then the host's to share.
 
     Args:
         stretch: how the table is read on another grid: "geometric" (the released code, but linear between the

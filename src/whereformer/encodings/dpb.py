@@ -13,9 +13,9 @@ from whereformer.numeric import exact, wide
 class DPB(PositionEncoding):
     """e_ij = q_i·k_j/√d + DPB(p_i − p_j): an MLP makes the bias of a head from the offset, in patches.
 
-    CrossFormer's dynamic position bias. Wang et al. 2022, "dynamic position bias": a linear layer axes -> width, then
-    three times LayerNorm, ReLU and a linear layer, the last of them to the heads. It serves every grid. Pairs
-    with a prefix token get 0.
+    CrossFormer's dynamic position bias. Wang et al. 2022: a linear layer axes -> width, then three times
+    LayerNorm, ReLU and a linear layer, the last of them to the heads. It serves every grid. Pairs with a prefix
+    token get 0.
 
     Args:
         width: features between the layers: by default D/4 (the paper); the released models have D/16.

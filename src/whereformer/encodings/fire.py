@@ -15,10 +15,10 @@ from whereformer.numeric import exact
 class FIRE(PositionEncoding):
     """e_ij = q_i·k_j/√d + f_h(ψ(|i − j|) / ψ(max(L, E))), ψ(x) = ln(1 + |c| x), f an MLP of one hidden layer.
 
-    Functional interpolation, Li et al. 2024, and the code of their appendix. In the paper's
-    causal texts E = i, the farthest that query i can look back. In images, where all keys are seen, E is the
-    largest distance on the grids: one number for all queries, so that the bias stays a function of the offset.
-    Pairs with a prefix token get 0.
+    Functional interpolation, Li et al. 2024, and the code of their appendix. In the paper's causal texts E =
+    i, the farthest that query i can look back. In images, where all keys are seen, E is the largest distance
+    on the grids: one number for all queries, so that the bias stays a function of the offset. Pairs with a
+    prefix token get 0.
 
     Args:
         hidden: features of f's hidden layer.
@@ -31,9 +31,7 @@ class FIRE(PositionEncoding):
     """
 
     formula = "e_ij + MLP(ln(1 + c |p_i − p_j|) / ln(1 + c max(L, E)))"
-    paper = (
-        "Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers (FIRE)"
-    )
+    paper = "Li et al. 2024, Functional Interpolation for Relative Positions (FIRE)"
     axes = (2, 3)
 
     def __init__(

@@ -11,9 +11,9 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class LeViT(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[|y_i − y_j|, |x_i − x_j|]: one learned number per head and undirected offset.
 
-    Graham et al. 2021, "attention bias instead of a positional embedding". LeViT's attention that shrinks has its queries on every second row and
-    column of the keys' grid: `stride`. On another grid the table, mirrored to all signs, is stretched over it.
-    Pairs with a prefix token get 0.
+    Graham et al. 2021, "attention bias instead of a positional embedding". LeViT's attention that shrinks has
+    its queries on every second row and column of the keys' grid: `stride`. On another grid the table, mirrored
+    to all signs, is stretched over it. Pairs with a prefix token get 0.
 
     Args:
         stride: how many rows and columns of the keys' grid lie between two neighbours of the queries' grid, if

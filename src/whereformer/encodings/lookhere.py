@@ -28,13 +28,13 @@ VIEWS = {
 class LookHere(PositionEncoding):
     """e_ij = q_i·k_j/√d − g m_l m_h |p_i − p_j|, and −∞ for keys j outside of the field of view of head h.
 
-    Fuller et al. 2024, section 3, and the released code. Heads look in fixed directions, four by four, always at
-    their own patch too; heads of "none" look everywhere. m_h is 2⁻¹ for the first four of heads in a row that
-    look alike, 2⁻² for the next four, and so on; 4⁻¹ ... 4⁻⁴ for those that look everywhere. m_l falls evenly
-    from the first layer to the last. Pairs with a prefix token get 0.
+    Fuller et al. 2024, section 3, and the released code. Heads look in fixed directions, four by four, always
+    at their own patch too; heads of "none" look everywhere. m_h is 2⁻¹ for the first four of heads in a row
+    that look alike, 2⁻² for the next four, and so on; 4⁻¹ ... 4⁻⁴ for those that look everywhere. m_l falls
+    evenly from the first layer to the last. For −∞ there is −1024. Pairs with a prefix token get 0.
 
-    The paper has 12 heads, the code 6, 12 and 16: with more groups of four heads than kinds of `views`, the first
-    kind takes those left over. Other numbers of heads are divided by the same rule.
+    The paper has 12 heads, the code 6, 12 and 16: with more groups of four heads than kinds of `views`, the
+    first kind takes those left over. Other numbers of heads are divided by the same rule.
 
     Args:
         views: kinds of fields of view, joined by hyphens: "halves" (180 degrees), "corners", "triangles" (90),

@@ -11,9 +11,9 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class Swin(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[p_i − p_j]: one learned number per head and offset.
 
-    Liu et al. 2021, section 3.2, eq. 4; in a video as in Video Swin (Liu et al. 2022). In the paper the home grid is a
-    window of M x M patches, whence (2M − 1)² offsets. On another grid the table is stretched over it. Pairs with
-    a prefix token get 0.
+    Liu et al. 2021, section 3.2, eq. 4; in a video as in Video Swin (Liu et al. 2022). In the paper the home
+    grid is a window of M x M patches, whence (2M − 1)² offsets. On another grid the table is stretched over
+    it. Pairs with a prefix token get 0.
 
     Args:
         std: of the truncated normal the table starts from.

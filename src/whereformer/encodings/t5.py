@@ -16,15 +16,15 @@ Method = Literal["sum", "product", "raster"]
 class T5(PositionEncoding):
     """e_ij = q_i·k_j/√d + Σ_axes r[I(p_j − p_i)]: one learned number per head and bucket I of an offset.
 
-    I(x), of key − query, counts one by one up to a quarter of the buckets, then in steps that grow with log x up
-    to `farthest`, beyond which all share the last; half of the buckets are for x > 0. With B buckets,
+    I(x), of key − query, counts one by one up to a quarter of the buckets, then in steps that grow with log x
+    up to `farthest`, beyond which all share the last; half of the buckets are for x > 0. With B buckets,
 
         I(x) = B/2 [x > 0] + |x|                                                            if |x| < B/4
         I(x) = B/2 [x > 0] + min(B/2 − 1, int(B/4 + B/4 ln(4 |x| / B) / ln(4 farthest / B)))     otherwise
 
     Raffel et al. 2020, section 2.1, and the released code; of texts. Logarithms are in float32 there and here:
-    what they give at whole steps is part of the encoding. T5 does not divide q·k by √d, and all its blocks share
-    the first one's table: both are the host's to do. Pairs with a prefix token get 0.
+    what they give at whole steps is part of the encoding. T5 does not divide q·k by √d, and all its blocks
+    share the first one's table: both are the host's to do. Pairs with a prefix token get 0.
 
     Args:
         method: how the offset of two patches makes a bucket: "sum", the numbers of its axes' buckets add up;
