@@ -69,7 +69,7 @@ ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 COMPILED = {
     *("learned", "sincos2d"),
     *("peg",),
-    *("beit", "levit(stride=2)", "dpb", "t5(method='raster')", "lookhere(layer=3, depth=12)", "fire"),
+    *("beit", "levit(stride=2)", "dpb", "lookhere(layer=3, depth=12)"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
 }
 """Compiling takes a second or more: one of each kind of code."""

@@ -432,6 +432,21 @@ def test_lookhere_has_another_slope_in_each_layer() -> None:
     close(last[seen], first[seen] / 3, roundings=4)
 
 
+@pytest.mark.parametrize(
+    ("heads", "first", "second", "third"),
+    [(3, 3, 0, 0), (6, 4, 2, 0), (8, 4, 4, 0), (12, 4, 4, 4), (16, 8, 4, 4), (20, 12, 4, 4)],
+)
+def test_lookhere_divides_any_number_of_heads(heads: int, first: int, second: int, third: int) -> None:
+    """Corners see a quarter, triangles too, and the others all: told apart by the patches at one's side."""
+    bias = said(LookHere(heads, heads, Grid(3, 3), layer=0, depth=1), Grid(3, 3))[0, :, 4]
+    seen = (bias > -1000).sum(-1)  # of 9 from the middle: 4 in a corner, 4 in a triangle
+    straight = (bias[:, [1, 3, 5, 7]] > -1000).sum(-1)
+    kinds = [
+        "none" if n == 9 else "corners" if s == 2 else "triangles" for n, s in zip(seen, straight, strict=True)
+    ]
+    assert kinds == ["corners"] * first + ["triangles"] * second + ["none"] * third
+
+
 # convit
 
 

@@ -34,7 +34,8 @@ class LookHere(PositionEncoding):
     evenly from the first layer to the last. For −∞ there is −1024. Pairs with a prefix token get 0.
 
     The paper has 12 heads, the code 6, 12 and 16: with more groups of four heads than kinds of `views`, the
-    first kind takes those left over. Other numbers of heads are divided by the same rule.
+    first kind takes those left over; with fewer, the last kinds have none. Other numbers of heads are divided
+    by the same rule.
 
     Args:
         views: kinds of fields of view, joined by hyphens: "halves" (180 degrees), "corners", "triangles" (90),
@@ -107,15 +108,14 @@ class LookHere(PositionEncoding):
 
 def _heads(kinds: list[str], heads: int) -> list[tuple[str, float]]:
     """The field of view of each head, and m_h."""
-    groups = math.ceil(heads / 4)
+    groups = max(len(kinds), math.ceil(heads / 4))
     times, rest = divmod(groups, len(kinds))
     names = [kind for i, kind in enumerate(kinds) for _ in range(4 * (times + rest * (i == 0)))]
-    names = (names or [kind for kind in kinds for _ in range(4)])[:heads]
     found = []
-    for kind, run in groupby(names):
+    for kind, run in groupby(names[:heads]):
         count = len(list(run))
         for n in range(count):
-            m = 4.0 ** -(1 + n // max(1, count // 4)) if kind == "none" else 2.0 ** -(1 + n // 4)
+            m = 4.0 ** -(1 + n * 4 // max(4, count)) if kind == "none" else 2.0 ** -(1 + n // 4)
             found.append((VIEWS[kind][n % 4], m))
     return found
 
