@@ -13,7 +13,7 @@ import whereformer
 SOURCE = Path(whereformer.__file__).parent
 
 CORE = {
-    *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "numeric", "resample"),
+    *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "resample"),
     *("catalog", "attention"),
 }
 ALLOWED: dict[str, set[str]] = {
@@ -24,14 +24,13 @@ ALLOWED: dict[str, set[str]] = {
     "images": {"errors", "grid"},
     "windows": {"errors", "grid"},
     "mask": {"errors"},
-    "numeric": set(),
-    "resample": {"errors", "numeric"},
+    "resample": {"errors"},
     "encoding": {"errors", "grid", "forms"},
-    "encodings": {"errors", "grid", "index", "forms", "encoding", "numeric", "resample"},
+    "encodings": {"errors", "grid", "index", "forms", "encoding", "resample"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask"},
     "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
-    "layers": {"errors", "grid", "forms", "mask", "numeric", "backends", "attention"},
+    "layers": {"errors", "grid", "forms", "mask", "resample", "backends", "attention"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,
     "lab": {*CORE, "adapters"},

@@ -1,6 +1,7 @@
 """Tables learned on one grid, read on another: the only interpolation in the library."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -8,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.errors import InputError
-from whereformer.numeric import exact, wide
 
 Stretch = Literal["bicubic", "bilinear", "geometric"]
 """How a table over offsets is read on another grid than its own."""
@@ -18,8 +18,8 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     """Resize a table over a grid as if it were an image.
 
     Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made by torch's own
-    interpolation of the identity, in float32 at least. So it runs in every dtype, on every device,
-    deterministically.
+    interpolation of the identity, in float32, or float64 for such tables. So it runs in every dtype, on every
+    device, deterministically.
 
     Args:
         table: [height, width, channels].
@@ -33,12 +33,20 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to this one
     if not exporting and tuple(table.shape[:2]) == tuple(size):
         return table
-    old = table.to(wide(table.dtype))
-    rows, columns = (_weights(n, m, mode, antialias, old) for n, m in zip(table.shape[:2], size, strict=True))
-    with exact(table):
-        new = torch.einsum("yh,hwc->ywc", rows, old)
+    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    rows, columns = (
+        _weights(old, new, mode, antialias, exact) for old, new in zip(table.shape[:2], size, strict=True)
+    )
+    with without_autocast(table.device):
+        new = torch.einsum("yh,hwc->ywc", rows, exact)
         new = torch.einsum("xw,ywc->yxc", columns, new)
     return new.to(table.dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """What is multiplied inside keeps its precision."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _weights(old: int, new: int, mode: str, antialias: bool, like: Tensor) -> Tensor:
@@ -76,12 +84,12 @@ def resample_offsets(
         most = n if n is m else max(n, m)
         old = table.shape[axis]
         if exporting or old != 2 * most - 1:
-            new = new.to(wide(table.dtype))
+            new = new.to(torch.promote_types(table.dtype, torch.float32))
             if stretch == "geometric":
                 weights = _progression(old, 2 * most - 1, new)
             else:
                 weights = _weights(old, 2 * most - 1, stretch, False, new)
-            with exact(table):
+            with without_autocast(table.device):
                 new = torch.einsum("ij,...j->...i", weights, new.movedim(axis, -1)).movedim(-1, axis)
         new = new.narrow(axis, most - m, n + m - 1)
     return new.to(table.dtype)

@@ -10,7 +10,6 @@ from torch import Tensor
 from whereformer.errors import InputError
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid, Points
-from whereformer.numeric import wide
 
 Distance = Literal["euclidean", "manhattan", "raster"]
 """√(dy² + dx²); |dy| + |dx|; or |i − j|, patches being numbered row by row, as in a text."""
@@ -26,7 +25,7 @@ def by_distance(
     function: Callable[[Tensor], Tensor], distance: Distance, queries: Grid, keys: Grid, q: Tensor
 ) -> OffsetBias | DenseBias:
     """The bias that is a function of the distance: from float32 [...] (float64 if q is) to [h, ...]."""
-    dtype = wide(q.dtype)
+    dtype = torch.promote_types(q.dtype, torch.float32)
     if distance == "raster":
         queries, keys = as_sequence(queries, q.device), as_sequence(keys, q.device)
     order = 1 if distance == "manhattan" else 2

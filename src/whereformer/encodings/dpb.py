@@ -1,5 +1,6 @@
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -7,7 +8,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
-from whereformer.numeric import exact, wide
+from whereformer.resample import without_autocast
 
 
 class DPB(PositionEncoding):
@@ -49,7 +50,7 @@ class DPB(PositionEncoding):
             nn.init.zeros_(layer.get_parameter("bias"))
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias | DenseBias]:
-        dtype = wide(q.dtype)
+        dtype = torch.promote_types(q.dtype, torch.float32)
 
         def read(layer: nn.Module) -> tuple[Tensor, Tensor]:
             return layer.get_parameter("weight").to(dtype), layer.get_parameter("bias").to(dtype)
@@ -61,7 +62,7 @@ class DPB(PositionEncoding):
                 x = F.linear(F.layer_norm(x, (self.width,), *read(norm)).relu(), *read(layer))
             return x.movedim(-1, 0)
 
-        with exact(q):
+        with without_autocast(q.device):
             return (OffsetBias.of(bias, queries, keys, q.device),)
 
     def macs(self, grid: Grid) -> int:

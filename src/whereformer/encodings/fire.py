@@ -9,7 +9,7 @@ from whereformer.encodings.distance import Distance, by_distance, check_distance
 from whereformer.errors import InputError, check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
-from whereformer.numeric import exact
+from whereformer.resample import without_autocast
 
 
 class FIRE(PositionEncoding):
@@ -77,7 +77,7 @@ class FIRE(PositionEncoding):
             x = (c.abs() * length).log1p() / (normalizer + 1e-6)
             return F.linear((x[..., None] * w1 + b1).relu(), w2, b2).movedim(-1, 0)
 
-        with exact(q):
+        with without_autocast(q.device):
             return (by_distance(bias, self.distance, queries, keys, q),)
 
     def macs(self, grid: Grid) -> int:

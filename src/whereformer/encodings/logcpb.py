@@ -8,7 +8,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
-from whereformer.numeric import exact, wide
+from whereformer.resample import without_autocast
 
 
 class LogCPB(PositionEncoding):
@@ -63,7 +63,7 @@ class LogCPB(PositionEncoding):
         nn.init.trunc_normal_(self.w2, std=0.02)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias | DenseBias]:
-        dtype = wide(q.dtype)
+        dtype = torch.promote_types(q.dtype, torch.float32)
         w1, b1, w2 = (parameter.to(dtype) for parameter in (self.w1, self.b1, self.w2))
         reach = torch.tensor([max(1, m - 1) for m in self.pretrained], device=q.device)
 
@@ -72,7 +72,7 @@ class LogCPB(PositionEncoding):
             logs = scaled.sign() * (1 + scaled.abs()).log2() / 3
             return 16 * F.linear(F.linear(logs, w1, b1).relu(), w2).sigmoid().movedim(-1, 0)
 
-        with exact(q):
+        with without_autocast(q.device):
             return (OffsetBias.of(bias, queries, keys, q.device),)
 
     def macs(self, grid: Grid) -> int:

@@ -8,7 +8,6 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError, check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
-from whereformer.numeric import wide
 
 FORBIDDEN = -1024.0
 """What stands for −∞: its power is 0 in every dtype; finite, as a mask may leave nothing else to attend to."""
@@ -89,7 +88,7 @@ class LookHere(PositionEncoding):
             )
         first, last = self.layer_slopes
         slope = self.slope * (first + (last - first) * self.layer / max(1, self.depth - 1))
-        dtype = wide(q.dtype)
+        dtype = torch.promote_types(q.dtype, torch.float32)
 
         def bias(offsets: Tensor) -> Tensor:
             length = torch.linalg.vector_norm(offsets.to(dtype), dim=-1)

@@ -6,7 +6,7 @@ from whereformer.errors import InputError
 from whereformer.forms import OffsetBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
-from whereformer.numeric import exact, wide
+from whereformer.resample import without_autocast
 
 
 class GPSA(nn.Module):
@@ -70,7 +70,7 @@ class GPSA(nn.Module):
         grid.check(x.shape[1], "x")
         q, k = self.qk(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         v = self.v(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        logits = self.positions(grid, wide(v.dtype))
+        logits = self.positions(grid, torch.promote_types(v.dtype, torch.float32))
         if mask is None:
             weights = logits.softmax(-1)
         else:
@@ -87,5 +87,5 @@ class GPSA(nn.Module):
             dy, dx = (-offsets.to(dtype)).unbind(-1)
             return nn.functional.linear(torch.stack([dx, dy, dx**2 + dy**2], -1), weight, bias).movedim(-1, 0)
 
-        with exact(weight):
+        with without_autocast(weight.device):
             return OffsetBias.of(logits, grid, grid, weight.device).dense()

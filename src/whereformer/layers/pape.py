@@ -8,7 +8,7 @@ from whereformer.errors import InputError
 from whereformer.forms import DenseBias, Forms, LowRankBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
-from whereformer.numeric import exact, wide
+from whereformer.resample import without_autocast
 
 
 class PaPE(nn.Module):
@@ -70,8 +70,9 @@ class PaPE(nn.Module):
         scale = q.shape[-1] ** -0.5
         bias = self.bias(x, grid)
         forms = Forms(biases=(LowRankBias(scale * bias.left, bias.right),))
-        if q.dtype != wide(q.dtype):  # (tᵢ − tⱼ)² would drown in what half precision leaves of tᵢ² and tⱼ²
-            with exact(x):
+        if q.dtype not in (torch.float32, torch.float64):
+            # (tᵢ − tⱼ)² would drown in what half precision leaves of tᵢ² and tⱼ²
+            with without_autocast(x.device):
                 forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
         allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
         attend = backends.choose("auto", forms) or reference
@@ -80,7 +81,7 @@ class PaPE(nn.Module):
 
     def bias(self, x: Tensor, grid: Grid) -> LowRankBias:
         """The bias, not yet divided by √d."""
-        dtype = wide(x.dtype)
+        dtype = torch.promote_types(x.dtype, torch.float32)
         p = F.pad(grid.coords(x.device).flip(-1) + 1, (0, 0, grid.prefix, 0)).to(dtype)
         p = p[None] if p.ndim == 2 else p
         if self.rotation_invariant:
@@ -88,7 +89,7 @@ class PaPE(nn.Module):
             a = F.softplus(self.a(x).to(dtype)).transpose(1, 2)[..., None].expand(-1, -1, -1, self.axes)
             b = None
         else:
-            with exact(x):
+            with without_autocast(x.device):
                 t = F.linear(p, self.position.weight.to(dtype)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             a, b = self.ab(x).to(dtype).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
             a = F.softplus(a)
