@@ -546,3 +546,39 @@ def test_equip_tells_lookhere_its_layer() -> None:
     given = LookHere(24, 12, grid, layer=1, depth=2)
     given.at_block(5, 12)
     assert (given.layer, given.depth) == (1, 2)
+
+
+EXPORTED = [
+    "swin",
+    "beit",
+    "levit",
+    "log_cpb(hidden=8)",
+    "t5(method='raster')",
+    "lookhere(layer=3, depth=12)",
+    "fire",
+]
+"""One of each kind of code."""
+
+
+class Attends(torch.nn.Module):
+    """An image to attention under several biases at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encodings = torch.nn.ModuleList(build(text, HOME) for text in EXPORTED)
+
+    def forward(self, image: Tensor) -> Tensor:
+        grid = Grid(image.shape[-2], image.shape[-1])
+        q = image.flatten(2).mT.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return attention(q, q, q, grid, list(self.encodings))  # type: ignore[arg-type]
+
+
+def test_exported_with_any_height_and_width() -> None:
+    """In one program, on sizes it was not exported with."""
+    model = Attends().eval()
+    sizes = {axis: torch.export.Dim(name, min=2, max=40) for axis, name in ((2, "height"), (3, "width"))}
+    image = torch.randn(1, DIM, 5, 7, dtype=torch.float64)
+    exported = torch.export.export(model, (image,), dynamic_shapes=(sizes,)).module()
+    for height, width in ((3, 4), (8, 3), (2, 9)):
+        image = torch.randn(1, DIM, height, width, dtype=torch.float64)
+        close(exported(image), model(image), roundings=2048)
