@@ -165,4 +165,4 @@ def test_entries_tell_formula_moments_options_and_paper() -> None:
     by_name = {entry.name: entry for entry in found}
     assert tuple(by_name["irpe"].moments) == ("biases", "values")
     assert tuple(by_name["none"].moments) == ()
-    assert by_name["peg"].options == {"after": 0, "kernel_size": 3}
+    assert by_name["peg"].options == {"after": 0, "kernel_size": 3, "bias": True}
