@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from loops import attend, close, dense, leaf, same_gradients
 from spellings import BIASES
@@ -530,6 +532,27 @@ def test_biases_are_tables_of_offsets_and_never_tokens_squared() -> None:
             assert isinstance(form, OffsetBias | LowRankBias)
             biggest = form.table.numel() if isinstance(form, OffsetBias) else form.right.numel()
             assert biggest <= 3 * (2 * 60 - 1) ** 2
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that anything makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        return out
+
+
+def test_irpe_on_values_makes_nothing_of_tokens_squared_times_features() -> None:
+    """As the released code does: 4 GB on 64 x 64 patches of 64 features."""
+    grid, features = Grid(30, 30), 32
+    (factory,) = parse("irpe(on='qkv')")
+    q = torch.randn(1, 1, grid.tokens, features)
+    with Largest() as largest:
+        attention(q, q, q, grid, [factory(features, 1, grid)])
+    assert grid.tokens**2 <= largest.numel < 2 * grid.tokens**2
 
 
 def test_equip_tells_lookhere_its_layer() -> None:
