@@ -49,7 +49,7 @@ class Fine(PositionEncoding):
         nn.init.ones_(self.frequencies)
         nn.init.ones_(self.slopes)
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         places = grid.coords(self.frequencies.device).unsqueeze(-3)  # [(b,) 1, patches, axes]
         yield Rotation((places * self.frequencies.float()[:, None]).sum(-1, keepdim=True))
 
@@ -169,7 +169,7 @@ class PromotesTokens(SinCos2D):
 class AnglesInHalf(Fine):
     """Counts in the dtype of its parameters."""
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         places = grid.coords(self.frequencies.device).unsqueeze(-3).to(self.frequencies.dtype)
         yield Rotation((places * self.frequencies[:, None]).sum(-1, keepdim=True))
 
@@ -177,7 +177,7 @@ class AnglesInHalf(Fine):
 class AnglesUnderAutocast(Fine):
     """Its matrix product is autocast."""
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         places = grid.coords(self.frequencies.device).float()
         yield Rotation((self.frequencies.float() @ places.mT)[..., None].float())
 
@@ -308,7 +308,7 @@ class TurnsByComplexNumbers(SinCos2D):
 class SlowAnglesInHalf(Fine):
     """Off by too little to see in a cosine, but neighbours fall together."""
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         places = grid.coords(self.frequencies.device).unsqueeze(-3).to(self.frequencies.dtype).float()
         yield Rotation((places * self.frequencies.float()[:, None]).sum(-1, keepdim=True) * 1e-3)
 
@@ -351,7 +351,7 @@ class CountsQueriesAsKeys(PositionEncoding):
 
 
 class Stretches(Fine):
-    def rotations(self, grid: Grid) -> Iterator[MatrixRotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[MatrixRotation]:
         turn = torch.eye(self.head_dim, device=self.frequencies.device) * self.frequencies[:1, :1, None, None]
         yield MatrixRotation(turn.expand(self.num_heads, grid.patches, -1, -1))
 
@@ -363,12 +363,12 @@ class SaysItStretches(Fine):
 class FadesToTheRight(Fine):
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[LowRankBias | AxisBias]:
         yield from super().biases(q, k, queries, keys)
-        columns = torch.arange(keys.width, device=q.device).to(q.dtype).square()
+        columns = torch.arange(keys.width, device=q.device).sqrt().to(q.dtype)
         yield AxisBias(q.new_zeros(1, 1, 1, keys.height), -columns.expand(1, 1, 1, -1), keys)
 
 
-class SaysItIsNotRelative(Fine):
-    relative = False
+class SaysItGoesByPlace(Fine):
+    by_offset = False
 
 
 class CountsInPython(SinCos2D):
@@ -410,7 +410,10 @@ BROKEN: dict[type[PositionEncoding], tuple[Promise, str]] = {
     IsKeptByItsCache: (state.changes_nothing, "it is still alive"),
     FillsBuffersAtBirth: (state.can_start_without_memory, "attention on .* is off by nan"),
     LeavesTheGraph: (graphs.compiles, "Unsupported"),
-    SaysVideos: (places.is_built_where_it_says, r"axes are \(2, 3\), but Grid.*frames=2\) is refused: no videos"),
+    SaysVideos: (
+        places.is_built_where_it_says,
+        r"axes are \(2, 3\), but Grid.*frames=2\) is refused: .*no videos",
+    ),
     TakesAVideoForAnImage: (places.any_grid, "RuntimeError: The size of tensor"),
     FreezesItsIndex: (state.keeps_nothing_derived, "parameter index is frozen"),
     FillsItselfAtBirth: (state.starts_anew, "frequencies on .*, started anew is off by nan"),
@@ -426,8 +429,8 @@ BROKEN: dict[type[PositionEncoding], tuple[Promise, str]] = {
     CountsQueriesAsKeys: (places.crosses_grids, "attention on Points.*, with keys on all of .* is off by"),
     Stretches: (places.tells_if_it_keeps_norms, "the norm of what is turned on .* is off by"),
     SaysItStretches: (places.tells_if_it_keeps_norms, "keeps_norms is False, but the norms stay the same"),
-    FadesToTheRight: (places.tells_if_it_is_relative, r"attention on Points.*, moved by \(3, 5\) is off by"),
-    SaysItIsNotRelative: (places.tells_if_it_is_relative, "attention on .* stays the same"),
+    FadesToTheRight: (places.tells_if_it_goes_by_offset, r"attention on Points.*, moved by \(3, 5\) is off by"),
+    SaysItGoesByPlace: (places.tells_if_it_goes_by_offset, "attention on .* stays the same"),
     CountsInPython: (graphs.compiles, "4 graphs for sizes"),
     LooksForItsHome: (graphs.exports, "height"),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from whereformer.errors import InputError
@@ -32,7 +33,7 @@ class PositionEncoding(nn.Module):
     """On what it is defined: 2 for images, 3 for videos."""
     crosses: bool = True
     """Whether queries and keys may lie on two grids."""
-    relative: bool = True
+    by_offset: bool = True
     """Whether what it says to attention depends on offsets alone: not on where a query and a key lie together."""
     keeps_norms: bool = True
     """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
@@ -58,8 +59,8 @@ class PositionEncoding(nn.Module):
         """Before a block: tokens [batch, tokens, dim] to tokens of the same shape and dtype."""
         return x
 
-    def rotations(self, grid: Grid) -> Iterable[Turn]:
-        """Before the dot product: turns of the queries, or of the keys, that lie on `grid`."""
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterable[Turn]:
+        """Before the dot product: turns of the queries, or of the keys, that lie on `grid`, on their device."""
         return ()
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:

@@ -44,7 +44,7 @@ PROMISES: tuple[Promise, ...] = (
     places.serves_kept_patches,
     places.crosses_grids,
     places.tells_if_it_keeps_norms,
-    places.tells_if_it_is_relative,
+    places.tells_if_it_goes_by_offset,
 )
 SLOW: tuple[Promise, ...] = (graphs.compiles, graphs.exports)
 ON_VIDEOS: tuple[Promise, ...] = (
@@ -56,7 +56,7 @@ ON_VIDEOS: tuple[Promise, ...] = (
     places.serves_kept_patches,
     places.crosses_grids,
     places.tells_if_it_keeps_norms,
-    places.tells_if_it_is_relative,
+    places.tells_if_it_goes_by_offset,
 )
 """What is held to on videos too, of encodings that were held to everything on images."""
 
@@ -66,7 +66,7 @@ def check_encoding(factory: Factory, *, name: str | None = None, compile: bool =
 
     Args:
         factory: `factory(dim, num_heads, grid)` builds the encoding: its class, or a `functools.partial` of it.
-            It is asked for 24 features in 1, 2, 3 and 6 heads; on videos in 1, 2 and 3.
+            It is asked for 24 features in 1, 2, 3 and 6 heads, of which it may refuse all but 3.
         name: what to call the encoding in messages.
         compile: whether to check torch.compile and torch.export too, the slowest promises.
 

@@ -142,7 +142,7 @@ class _Truth:
 def _turns(encoding: PositionEncoding, grid: Grid) -> list[Tensor]:
     """Angles, or the numbers of matrices, of each rotation: [..., patches, numbers]."""
     found = []
-    for rotate in encoding.rotations(grid):
+    for rotate in encoding.rotations(grid, torch.device("cpu")):
         match rotate:
             case Rotation():
                 found.append(rotate.angles)

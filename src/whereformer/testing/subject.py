@@ -10,6 +10,7 @@ from torch import Tensor
 from whereformer.attention import attention
 from whereformer.catalog import Factory
 from whereformer.encoding import PositionEncoding
+from whereformer.errors import InputError
 from whereformer.forms import Forms
 from whereformer.grid import Grid
 
@@ -49,6 +50,13 @@ class Subject:
             for seed, parameter in enumerate(encoding.parameters()):
                 parameter.copy_(random(*parameter.shape, seed=seed))
         return encoding
+
+    def make_wide(self, grid: Grid) -> PositionEncoding:
+        """With all features in one head if it can: what many pairs of features do, a few may not."""
+        try:
+            return self.make(grid, heads=1)
+        except InputError:
+            return self.make(grid)
 
     def twin(self, encoding: PositionEncoding) -> PositionEncoding:
         """A fresh one with the same state."""
@@ -106,10 +114,10 @@ def forms_of(encoding: PositionEncoding, inputs: Inputs, grid: Grid, keys: Grid 
     q = q * q.shape[-1] ** -0.5
     there = grid if keys is None else keys
     return Forms(
-        tuple(encoding.rotations(grid)),
+        tuple(encoding.rotations(grid, q.device)),
         tuple(encoding.biases(q, k, grid, there)),
         tuple(encoding.values(v, grid, there)),
-        None if keys is None else tuple(encoding.rotations(keys)),
+        None if keys is None else tuple(encoding.rotations(keys, k.device)),
     )
 
 
