@@ -33,6 +33,10 @@ class PositionEncoding(nn.Module):
     """On what it is defined: 2 for images, 3 for videos."""
     crosses: bool = True
     """Whether queries and keys may lie on two grids."""
+    by_offset: bool = True
+    """Whether what it says to attention depends on offsets alone: not on where a query and a key lie together."""
+    keeps_norms: bool = True
+    """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
 
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__()

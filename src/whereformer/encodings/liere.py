@@ -53,6 +53,10 @@ class LieRE(PositionEncoding):
         self.generators = nn.Parameter(torch.empty(grid.axes, 1 if shared else num_heads, blocks, entries))
         self.reset_parameters()
 
+    @property
+    def by_offset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.block == 2
+
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.generators, 0, 2 * math.pi)
 

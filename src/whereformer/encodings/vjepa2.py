@@ -45,6 +45,14 @@ class VJEPA2(Rotary):
         self.theta, self.pairing = theta, pairing
         self.spectrum = Spectrum.of(self.share(3, rest=True), theta)
 
+    @property
+    def keeps_norms(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.pairing == "paired"
+
+    @property
+    def by_offset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.pairing == "paired"
+
     def size(self, grid: Grid) -> tuple[int, ...]:
         return (1, *grid.size)[-3:]
 
