@@ -5,23 +5,35 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from whereformer import encodings
-from whereformer.encoding import PositionEncoding, overridden
+from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 Factory = Callable[[int, int, Grid], PositionEncoding]
 """`factory(dim, num_heads, grid)` builds one encoding: a class, or a `functools.partial` of one."""
 
+FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
+    "absolute": {
+        "none": encodings.NoPositions,
+        "learned": encodings.Learned,
+        "sincos2d": encodings.SinCos2D,
+    },
+    "conditional": {
+        "peg": encodings.PEG,
+    },
+    "contextual": {
+        "irpe": encodings.IRPE,
+    },
+    "biases": {},
+    "rotary": {},
+}
+"""Encodings of one kind, and their names."""
+
 CATALOG: dict[str, type[PositionEncoding]] = {
-    "none": encodings.NoPositions,
-    "learned": encodings.Learned,
-    "sincos2d": encodings.SinCos2D,
-    "peg": encodings.PEG,
-    "irpe": encodings.IRPE,
+    name: cls for names in FAMILIES.values() for name, cls in names.items()
 }
 
 _OLD_NAME = re.compile(
@@ -113,19 +125,3 @@ def options(cls: type[PositionEncoding]) -> dict[str, object]:
     """The keyword arguments of an encoding's own, and their defaults."""
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of `whereformer list`."""
-
-    name: str
-    formula: str
-    moments: Sequence[str]
-    options: dict[str, object]
-    paper: str
-
-
-def entries() -> list[Entry]:
-    """The facts behind `whereformer list`."""
-    return [Entry(name, cls.formula, overridden(cls), options(cls), cls.paper) for name, cls in CATALOG.items()]
