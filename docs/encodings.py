@@ -4,12 +4,13 @@ Pictures are not compared: torch's random numbers and roundings may differ from 
 """
 
 import argparse
-import re
 import sys
 from itertools import groupby
 from pathlib import Path
 
+from tables import escaped, table
 from whereformer.catalog import CATALOG
+from whereformer.encoding import PositionEncoding
 from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES, Entry, docstring, entries, in_words, paragraphs
 from whereformer.lab.pictures import Picture, picture, svg
 
@@ -70,16 +71,6 @@ def prose(kept: bool, text: str) -> str:
     return "```text\n" + "\n".join(line[indent:] for line in lines) + "\n```"
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, but for what stands in backticks."""
-    parts = re.split(r"(`[^`]+`)", text)
-    return "".join(p if p.startswith("`") else re.sub(r"([\\*_\[\]<>|~#$])", r"\\\1", p) for p in parts)
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
-
-
 def usage(entry: Entry, cls: str) -> str:
     lines = [
         "import timm, torch, whereformer",
@@ -92,6 +83,8 @@ def usage(entry: Entry, cls: str) -> str:
         "grid = Grid(height=9, width=13, prefix=1)",
         f"encodings = [{cls}(dim=96, num_heads=3, grid=grid)]",
     ]
+    if CATALOG[entry.name].at_block is not PositionEncoding.at_block:
+        lines.append("encodings[0].at_block(0, depth=12)  # equip does so for each block")
     if "tokens" in entry.moments or not entry.moments:
         lines.append("x = whereformer.encode(torch.randn(2, grid.tokens, 96), grid, encodings)")
     if entry.moments != ("tokens",):

@@ -115,7 +115,9 @@ def _print_entries(found: Sequence[Any]) -> None:
 
     console.print(table(header=True))
     for family, members in groupby(found, key=lambda one: one.family):
-        console.print(Text(f"\n{family.upper()}", style="bold").append(f"  {FAMILY[family]}", style="not bold italic"))
+        console.print(
+            Text(f"\n{family.upper()}", style="bold").append(f"  {FAMILY[family]}", style="not bold italic")
+        )
         rows = table()
         for one in members:
             said = Text(one.formula).append(f"\n{one.source} · {' + '.join(one.said) or 'nothing'}", style="dim")
@@ -157,7 +159,9 @@ def _print_entry(text: str) -> None:
         console.print(Text(f"\n{title}", style="bold"))
         table = Table.grid(padding=(0, 2))
         for name, said in rows.items():
-            table.add_row(*[f"  {name}".replace("\n", "\n  ")] * bool(name), "\n".join(t for _, t in paragraphs(said)))
+            table.add_row(
+                *[f"  {name}".replace("\n", "\n  ")] * bool(name), "\n".join(t for _, t in paragraphs(said))
+            )
         console.print(table)
     if console.is_terminal and console.color_system is not None:
         console.print()

@@ -94,13 +94,8 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Authors and year alone.
-
-        >>> entry("irpe").source
-        'Wu et al. 2021'
-        """
-        found = re.match(r".*?\b\d{4}\b", self.paper)
-        return found[0] if found else self.paper
+        """Authors and year alone."""
+        return authors(self.paper)
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -141,8 +136,7 @@ def _entry(factory: Factory) -> Entry:
     copies = len(whole.blocks(DEPTH))
     tensors = tuple(Parameter(n, tuple(p.shape), p.requires_grad) for n, p in whole.named_parameters())
     small = _loud(factory(24, 3, SMALL))
-    if at_block := getattr(small, "at_block", None):
-        at_block(0, DEPTH)
+    small.at_block(0, DEPTH)
     forms = _forms(small, SMALL)
     said = [*forms.rotations, *forms.biases, *forms.values]
     return Entry(
@@ -178,6 +172,17 @@ FAMILY: dict[str, str] = {
     "rotary": "turn queries and keys by angles that depend on where they are",
 }
 """What the encodings of each of `FAMILIES` do."""
+
+
+def authors(paper: str) -> str:
+    """Authors and year of the first paper that is named.
+
+    >>> authors(CATALOG["irpe"].paper)
+    'Wu et al. 2021'
+    """
+    found = re.match(r".*?\b\d{4}\b", paper)
+    return found[0] if found else paper
+
 
 WHEN = {
     "tokens": "before a block (tokens)",
@@ -263,6 +268,7 @@ def docstring(cls: type[PositionEncoding]) -> Docstring:
         {name: inspect.cleandoc("\n".join(lines)) for name, lines in sections.items()},
     )
 
+
 def paragraphs(text: str) -> list[tuple[bool, str]]:
     """The paragraphs of a docstring, each on one line; True with those whose lines and columns must stay.
 
@@ -313,7 +319,9 @@ def _forms(encoding: PositionEncoding, grid: Grid, seed: int = 0) -> Forms:
 
 
 @torch.no_grad()
-def _heard(encoding: PositionEncoding, grid: Grid, corner: Callable[[Grid], Tensor], seed: int = 0) -> list[Tensor]:
+def _heard(
+    encoding: PositionEncoding, grid: Grid, corner: Callable[[Grid], Tensor], seed: int = 0
+) -> list[Tensor]:
     """All that an encoding says of some patches and pairs of them."""
     at = corner(grid)
     x = _alike((encoding.dim,), grid.tokens, seed)

@@ -87,10 +87,11 @@ def picture(factory: Factory) -> Picture:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         encoding = factory(DIM, HEADS, GRID).eval()
-        if at_block := getattr(encoding, "at_block", None):
-            at_block(0, DEPTH)
+        encoding.at_block(0, DEPTH)
         rows = tuple(_rows(encoding))
         notes = [f"{GRID.height} × {GRID.width} patches, {DIM} features in {HEADS} heads"]
+        if type(encoding).at_block is not PositionEncoding.at_block:
+            notes.append(f"as in the first of {DEPTH} blocks")
         drawn = any(parameter.requires_grad for parameter in encoding.parameters())
         if drawn and any(_silent(row) for row in rows):
             for parameter in encoding.parameters():
@@ -266,9 +267,7 @@ def _of_buckets(moment: str, buckets: Iterable[Buckets]) -> Iterator[Row]:
 def _forms(encoding: PositionEncoding, seed: int = SEED) -> Forms:
     generator = torch.Generator().manual_seed(seed)
     shape = (1, encoding.num_heads, 1, encoding.head_dim)
-    q, k, v = (
-        torch.randn(shape, generator=generator).expand(-1, -1, GRID.patches, -1) for _ in range(3)
-    )
+    q, k, v = (torch.randn(shape, generator=generator).expand(-1, -1, GRID.patches, -1) for _ in range(3))
     return Forms(
         tuple(encoding.rotations(GRID)),
         tuple(encoding.biases(q * encoding.head_dim**-0.5, k, GRID, GRID)),
