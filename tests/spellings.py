@@ -4,11 +4,35 @@ ABSOLUTE = [
     "none",
     "learned",
     "learned(prefix_rows=False)",
+    "learned(mode='bilinear', antialias=False)",
+    "vit2d",
+    "sincos1d",
+    "sincos1d(layout='half', temperature=20.0)",
     "sincos2d",
     "sincos2d(layout='moco')",
     "sincos2d(layout='timm')",
     "sincos2d(layout='big_vision')",
     "sincos2d(layout='detr', temperature=20.0)",
+    "sincos3d",
+    "detr_sine",
+    "detr_sine(normalize=False)",
+    "detr_sine(offset=-0.5, scale=3.0)",
+    "detr_learned(size=300)",
+    "detr_learned(size=2, mode='interpolate')",
+    "flexivit",
+    "flexivit(size=(3, 5), antialias=False)",
+    "abs_win",
+    "abs_win(window=(2, 3), size=(4, 2), antialias=False)",
+    "navit(size=300)",
+    "navit(size=2, mode='interpolate', combine='concat')",
+    "navit(coordinate='fractional', combine='product')",
+    "pix2struct",
+    "fourier",
+    "fourier(layout='sam', sigma=1.0)",
+    "learnable_fourier(features=16)",
+    "learnable_fourier(features=16, groups='apart', gamma=10.0)",
+    "perceiver(bands=4, resolution=16)",
+    "xcit",
 ]
 
 CONDITIONAL = [
@@ -41,7 +65,7 @@ ROTARY: list[str] = []
 ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 
 COMPILED = {
-    *("learned", "sincos2d"),
+    *("learned", "sincos2d", "detr_learned(size=2, mode='interpolate')", "perceiver(bands=4, resolution=16)"),
     *("peg",),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
 }

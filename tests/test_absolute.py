@@ -237,11 +237,12 @@ def test_resample_in_half_precision_rounds_once(
     assert torch.equal(found, expected)
 
 
-def test_resample_in_float64_is_no_worse_than_its_float32_weights() -> None:
+@pytest.mark.parametrize(("mode", "antialias"), MODES)
+def test_resample_in_float64_is_exact(mode: str, antialias: bool) -> None:
     table = torch.randn(14, 14, 3, dtype=torch.float64)
-    found = resample(table, (9, 20))
+    found = resample(table, (9, 20), mode=mode, antialias=antialias)
     assert found.dtype == torch.float64
-    close(found.float(), interpolate(table.float(), (9, 20), "bicubic", True), roundings=4 * 14)
+    close(found, interpolate(table, (9, 20), mode, antialias), roundings=4 * 14)
 
 
 # learned

@@ -19,7 +19,20 @@ FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
     "absolute": {
         "none": encodings.NoPositions,
         "learned": encodings.Learned,
+        "vit2d": encodings.ViT2D,
+        "sincos1d": encodings.SinCos1D,
         "sincos2d": encodings.SinCos2D,
+        "sincos3d": encodings.SinCos3D,
+        "detr_sine": encodings.DETRSine,
+        "detr_learned": encodings.DETRLearned,
+        "flexivit": encodings.FlexiViT,
+        "abs_win": encodings.AbsWin,
+        "navit": encodings.NaViT,
+        "pix2struct": encodings.Pix2Struct,
+        "fourier": encodings.Fourier,
+        "learnable_fourier": encodings.LearnableFourier,
+        "perceiver": encodings.Perceiver,
+        "xcit": encodings.XCiT,
     },
     "conditional": {
         "peg": encodings.PEG,
@@ -27,8 +40,10 @@ FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
     "contextual": {
         "irpe": encodings.IRPE,
     },
-    "biases": {},
-    "rotary": {},
+    "biases": {
+    },
+    "rotary": {
+    },
 }
 """Encodings of one kind, and their names."""
 

@@ -1,6 +1,6 @@
 """Tables learned on one grid, read on another: the only interpolation in the library."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,9 @@ from torch import Tensor
 def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", antialias: bool = True) -> Tensor:
     """Resize a table over a grid as if it were an image.
 
-    Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made in float32
-    by torch's own interpolation of the identity. So it runs in every dtype, on every device, deterministically.
+    Interpolation is linear and works one axis at a time, new = A table Bᵀ: two small matrices, made by torch's own
+    interpolation of the identity, in float32, or float64 for such tables. So it runs in every dtype, on every
+    device, deterministically.
 
     Args:
         table: [height, width, channels].
@@ -29,11 +30,16 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     rows, columns = (
         _weights(old, new, mode, antialias, exact) for old, new in zip(table.shape[:2], size, strict=True)
     )
-    device = table.device.type
-    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+    with without_autocast(table.device):
         new = torch.einsum("yh,hwc->ywc", rows, exact)
         new = torch.einsum("xw,ywc->yxc", columns, new)
     return new.to(table.dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """What is multiplied inside keeps its precision."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _weights(old: int, new: int, mode: str, antialias: bool, like: Tensor) -> Tensor:
@@ -42,6 +48,6 @@ def _weights(old: int, new: int, mode: str, antialias: bool, like: Tensor) -> Te
     The identity is given a second axis of two equal columns: at an output width of one, torch's antialiased
     interpolation is wrong on CPUs.
     """
-    identity = torch.eye(old, device=like.device)[None, :, :, None].expand(1, old, old, 2)
+    identity = torch.eye(old, device=like.device, dtype=like.dtype)[None, :, :, None].expand(1, old, old, 2)
     weights = F.interpolate(identity, (new, 2), mode=mode, align_corners=False, antialias=antialias)
-    return weights[0, :, :, 0].mT.to(like.dtype)
+    return weights[0, :, :, 0].mT

@@ -1,7 +1,10 @@
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
+from whereformer.encodings.absolute import check_one_of
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample
@@ -10,11 +13,13 @@ from whereformer.resample import resample
 class Learned(PositionEncoding):
     """x_n += E_n, one learned row per token.   ViT, eq. 1; table of DeiT and timm.
 
-    On another grid the patches' rows are resampled as an image (bicubic, antialiased: timm's recipe); the
-    prefix tokens' rows are not.
+    On another grid the patches' rows are resampled as an image; the prefix tokens' rows are not.
 
     Args:
         prefix_rows: whether prefix tokens have rows of their own (ViT, DeiT) or get nothing added (DeiT-III).
+        mode: how patches' rows are resampled: "bicubic" or "bilinear".
+        antialias: whether the kernel widens when shrinking. Checkpoints differ: timm resamples bicubically with
+            antialias, DINOv2 bicubically without.
         std: of the truncated normal the table starts from (timm: .02).
 
     Shapes: table [prefix rows + patches, dim], prefix rows first.
@@ -24,11 +29,22 @@ class Learned(PositionEncoding):
     paper = "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, eq. 1"
 
     def __init__(
-        self, dim: int, num_heads: int, grid: Grid, *, prefix_rows: bool = True, std: float = 0.02
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        prefix_rows: bool = True,
+        mode: Literal["bicubic", "bilinear"] = "bicubic",
+        antialias: bool = True,
+        std: float = 0.02,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_one_of("Learned: mode", mode, ("bicubic", "bilinear"))
         self.prefix_rows = grid.prefix if prefix_rows else 0
         check_positive("Learned: std", std)
+        self.mode = mode
+        self.antialias = antialias
         self.std = std
         self.table = nn.Parameter(torch.empty(self.prefix_rows + grid.patches, dim))
         self.reset_parameters()
@@ -57,7 +73,8 @@ class Learned(PositionEncoding):
             raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")
         prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
         patches = patches.unflatten(0, (self.grid.height, self.grid.width))
-        patches = grid.pick(resample(patches, (grid.height, grid.width))[None])
-        rows = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], 1).to(x.dtype)
+        patches = resample(patches, (grid.height, grid.width), mode=self.mode, antialias=self.antialias)
+        patches = grid.pick(patches)
+        rows = torch.cat([prefix.expand(*patches.shape[:-2], -1, -1), patches], -2).to(x.dtype)
         untouched = grid.prefix - self.prefix_rows
         return torch.cat([x[:, :untouched], x[:, untouched:] + rows], 1)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
+from whereformer.encodings.absolute import add, waves
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 
@@ -18,7 +19,7 @@ class SinCos2D(PositionEncoding):
     Args:
         layout: the order of the channels, by the code that uses it:
             "mae"         [sin x, cos x, sin y, cos y]
-            "moco"        [sin y, cos y, sin x, cos x]  (timm: interleave_sin_cos)
+            "moco"        [sin y, cos y, sin x, cos x]  (timm: interleave_sin_cos; transformers' ViTMAE)
             "timm"        [sin y, sin x, cos y, cos x]  (its default)
             "big_vision"  as "mae", but ω_k = T^(−k / (D/4 − 1))
             "detr"        [y, x], in each sin and cos of one frequency side by side (positions not normalised)
@@ -41,26 +42,24 @@ class SinCos2D(PositionEncoding):
         self.temperature = temperature
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        grid.check(x.shape[1], "x")
-        patches = x[:, grid.prefix :] + self.table(grid, x.device).to(x.dtype)
-        return torch.cat([x[:, : grid.prefix], patches], 1)
+        return add(x, grid, self.table(grid, x.device))
 
     def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
-        count = self.dim // 4
-        exponents = torch.arange(count, device=device) / (count - (self.layout == "big_vision"))
-        angles = grid.coords(device)[..., None] / self.temperature**exponents
-        waves = torch.stack([angles.sin(), angles.cos()], -1)  # [patches, axis (y, x), frequency, (sin, cos)]
+        count, temperature = self.dim // 4, self.temperature
+        if self.layout == "big_vision":
+            temperature **= count / (count - 1)
+        pairs = waves(grid.coords(device), count, temperature)  # [patches, axis (y, x), frequency, (sin, cos)]
         match self.layout:
             case "mae" | "big_vision":
-                waves = waves.flip(-3).mT
+                pairs = pairs.flip(-3).mT
             case "moco":
-                waves = waves.mT
+                pairs = pairs.mT
             case "timm":
-                waves = waves.movedim(-1, -3)
+                pairs = pairs.movedim(-1, -3)
             case "detr":
                 pass
-        return waves.flatten(-3)
+        return pairs.flatten(-3)
 
     def extra_repr(self) -> str:
         return f"layout={self.layout!r}, temperature={self.temperature}"

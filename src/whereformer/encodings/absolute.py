@@ -1,0 +1,79 @@
+"""What absolute encodings share: sinusoids, tables along an axis, and how all of them are added."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whereformer.errors import InputError
+from whereformer.grid import Grid
+from whereformer.resample import resample, without_autocast
+
+
+def add(x: Tensor, grid: Grid, rows: Tensor) -> Tensor:
+    """Tokens with `rows`, [patches, dim] or one such for each image, added to the patches alone."""
+    grid.check(x.shape[1], "x")
+    return torch.cat([x[:, : grid.prefix], x[:, grid.prefix :] + rows.to(x.dtype)], 1)
+
+
+def waves(position: Tensor, count: int, temperature: float) -> Tensor:
+    """(sin ω_k p, cos ω_k p), ω_k = T^(−k / count): [..., count, 2], float32 or float64 as positions are."""
+    exact = position if position.dtype == torch.float64 else position.float()
+    exponents = torch.arange(count, device=position.device, dtype=exact.dtype) / count
+    angles = exact[..., None] / temperature**exponents
+    return torch.stack([angles.sin(), angles.cos()], -1)
+
+
+Longer = Literal["refuse", "interpolate"]
+"""What becomes of an axis with more patches than its table has rows."""
+
+
+def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
+    """The first `length` rows of a table [n, channels]; for a longer axis, all its rows stretched, or an error."""
+    if longer == "refuse" and length > table.shape[0]:
+        raise InputError(
+            f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis;"
+            " expected fewer patches, or mode='interpolate'"
+        )
+    return stretched(table, length) if length > table.shape[0] else table[:length]
+
+
+def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
+    """A table [n, channels] resampled to `length` rows."""
+    return resample(table[:, None], (length, 1), mode=mode, antialias=antialias)[:, 0]
+
+
+def spread(*tables: Tensor) -> list[Tensor]:
+    """Tables [n, channels], one for each axis in turn, as images [*size, channels] that vary along their axis."""
+    size = [table.shape[0] for table in tables]
+    images = []
+    for axis, table in enumerate(tables):
+        shape = [1] * len(size)
+        shape[axis] = size[axis]
+        images.append(table.reshape(*shape, -1).expand(*size, -1))
+    return images
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b in float32, or in the dtype of `x` if that is wider, under autocast too."""
+    with without_autocast(x.device):
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+def check_one_of(what: str, value: object, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")
+
+
+def check_count(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{what}={value!r}, expected a positive integer")
+
+
+def check_size(what: str, value: object) -> None:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InputError(f"{what}={value!r}, expected a height and a width, such as (7, 7)")
+    for side in value:
+        check_count(what, side)

@@ -1,0 +1,76 @@
+import math
+
+import torch
+from torch import Tensor
+
+from whereformer.encoding import PositionEncoding
+from whereformer.encodings.absolute import add, waves
+from whereformer.errors import InputError, check_positive
+from whereformer.grid import Grid
+
+
+class DETRSine(PositionEncoding):
+    """x_n += (PE(y'), PE(x')),   y' = s (y + 1 + o) / (H + 10⁻⁶),   x' likewise;   PE as in Vaswani et al.
+
+    y, x count from 0; H, W are the image's own height and width in patches, without padding: on a `Padded` batch
+    each image has its own. PE has D/2 channels per axis, sin and cos of one frequency side by side, the row's
+    first. Prefix tokens get nothing added.
+
+    Here, as in any absolute encoding, it is added to the tokens, once. DETR adds it to the queries and keys of
+    every encoder layer and to the keys of cross-attention, and not to the values.
+
+    Args:
+        normalize: whether positions are divided by the size; if not, y' = y + 1 (the default of DETR's module;
+            its models normalize).
+        scale: s.
+        offset: o; −0.5, for normalized positions only, in Deformable DETR and what descends from it.
+        temperature: T of PE.
+    """
+
+    formula = "x_n + (PE(2π (y + 1) / H), PE(2π (x + 1) / W))"
+    paper = "Carion et al. 2020, End-to-End Object Detection with Transformers (DETR), supplement"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        grid: Grid,
+        *,
+        normalize: bool = True,
+        scale: float = 2 * math.pi,
+        offset: float = 0.0,
+        temperature: float = 10000.0,
+    ) -> None:
+        super().__init__(dim, num_heads, grid)
+        if dim % 4:
+            raise InputError(f"DETRSine: dim={dim}, expected a multiple of 4")
+        check_positive("DETRSine: scale", scale)
+        check_positive("DETRSine: temperature", temperature)
+        if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
+            raise InputError(f"DETRSine: offset={offset!r}, expected a number, such as -0.5")
+        if not normalize and (offset or scale != 2 * math.pi):
+            raise InputError(f"DETRSine: scale={scale}, offset={offset} with normalize=False, which has neither")
+        self.normalize = normalize
+        self.scale = scale
+        self.offset = offset
+        self.temperature = temperature
+
+    def tokens(self, x: Tensor, grid: Grid) -> Tensor:
+        return add(x, grid, self.table(grid, x.device))
+
+    def table(self, grid: Grid, device: torch.device | None = None) -> Tensor:
+        """What is added to the patches: [patches, dim], float32; on `Points` with a batch before."""
+        places = sized(grid, device, self.offset) * self.scale if self.normalize else grid.coords(device) + 1
+        return waves(places, self.dim // 4, self.temperature).flatten(-3)
+
+    def extra_repr(self) -> str:
+        own = f", scale={self.scale:.6g}, offset={self.offset}" if self.normalize else ""
+        return f"normalize={self.normalize}{own}, temperature={self.temperature}"
+
+
+def sized(
+    grid: Grid, device: torch.device | None, offset: float = 0.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(p + 1 + offset) / (size + 10⁻⁶) along each axis, at 1 for the last patch: [patches, axes]."""
+    places = (grid.coords(device) + 1).to(dtype) + offset
+    return torch.stack([p / (n + 1e-6) for p, n in zip(places.unbind(-1), grid.size, strict=True)], -1)
