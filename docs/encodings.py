@@ -1,4 +1,4 @@
-"""Write a page and a picture for each encoding, and their index; with --check, only say whether pages are up to date.
+"""Write a page and a picture for each encoding, and an index; with --check, only say whether they are up to date.
 
 Pictures are not compared: torch's random numbers and roundings may differ from one machine to another.
 """
@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from tables import escaped, table
+
 from whereformer.catalog import CATALOG
 from whereformer.encoding import PositionEncoding
 from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES, Entry, docstring, entries, in_words, paragraphs

@@ -28,7 +28,9 @@ def families() -> str:
             [f"[`{name}`](docs/encodings/{name}.md)", escaped(cls.formula), authors(cls.paper)]
             for name, cls in names.items()
         ]
-        parts.append(f"**{family.capitalize()}** encodings {FAMILY[family]}.")
+        if not names:
+            continue
+        parts.append(f"**{family.capitalize()}** ({FAMILY[family]})")
         parts.append(table(["name", "says", "source"], rows))
     return "\n\n".join(parts) + "\n"
 

@@ -40,10 +40,8 @@ FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
     "contextual": {
         "irpe": encodings.IRPE,
     },
-    "biases": {
-    },
-    "rotary": {
-    },
+    "biases": {},
+    "rotary": {},
 }
 """Encodings of one kind, and their names."""
 

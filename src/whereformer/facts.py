@@ -1,4 +1,4 @@
-"""What each encoding is, found by asking a small one: the facts behind `whereformer list` and the documentation."""
+"""What each encoding is, found by asking one: the facts behind `whereformer list` and the documentation."""
 
 import inspect
 import math
@@ -130,7 +130,6 @@ def entry(encoding: str | Factory) -> Entry:
 
 
 def _entry(factory: Factory) -> Entry:
-    cls = getattr(factory, "func", factory)
     with torch.device("meta"):
         whole = factory(DIM, HEADS, GRID)
     copies = len(whole.blocks(DEPTH))
@@ -141,10 +140,10 @@ def _entry(factory: Factory) -> Entry:
     said = [*forms.rotations, *forms.biases, *forms.values]
     return Entry(
         name=spell(factory),
-        family=next((family for family, names in FAMILIES.items() if cls in names.values()), ""),
+        family=next((family for family, names in FAMILIES.items() if type(whole) in names.values()), ""),
         formula=whole.formula,
         paper=whole.paper,
-        options=options(cls) | getattr(factory, "keywords", {}) if inspect.isclass(cls) else {},
+        options=options(type(whole)) | getattr(factory, "keywords", {}),
         moments=whole.moments(),
         forms=tuple(dict.fromkeys(type(form).__name__ for form in said)),
         contextual=_contextual(small),
@@ -192,8 +191,8 @@ WHEN = {
 }
 
 EVERYWHERE = (
-    "Every encoding takes grids that are not square, any number of prefix tokens, masks, several images packed into"
-    " one sequence or padded into one batch, and all but those that say otherwise a part of the patches."
+    "Every encoding takes grids that are not square, any number of prefix tokens, masks, several images packed"
+    " into one sequence or padded into one batch, and, if it does not say otherwise, a part of the patches."
 )
 """What need not be said of each."""
 
@@ -219,11 +218,12 @@ def _parameters(entry: Entry) -> str:
     if not entry.tensors:
         return "none"
     tensors = ", ".join(
-        f"{tensor.name} {' × '.join(map(str, tensor.shape)) or 'one number'}{'' if tensor.learned else ' (not learned)'}"
+        f"{tensor.name} {' × '.join(map(str, tensor.shape)) or '1'}" + " (not learned)" * (not tensor.learned)
         for tensor in entry.tensors
     )
     where = "once" if entry.copies == 1 else f"in each of {entry.copies} blocks"
-    return f"{entry.parameters:,}: {tensors}, {where}"
+    count = f"{entry.parameters:,}" if entry.parameters else "none learned"
+    return f"{count}: {tensors}, {where}"
 
 
 @dataclass(frozen=True)
@@ -363,9 +363,9 @@ def _mask(biases: tuple[Bias, ...]) -> Mask:
     if not shapes:
         return ""
     images, heads, _, _ = torch.broadcast_shapes((1, 1, 1, 1), *shapes)
-    return {(1, 1): "one", (1, 3): "per head", (BATCH, 1): "per image", (BATCH, 3): "per head and image"}[
-        images, heads
-    ]
+    if images > 1:
+        return "per head and image" if heads > 1 else "per image"
+    return "per head" if heads > 1 else "one"
 
 
 def _serves(encoding: PositionEncoding, grid: Grid) -> bool:
