@@ -13,7 +13,7 @@ from tables import escaped, table
 from whereformer.catalog import CATALOG
 from whereformer.encoding import PositionEncoding
 from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES, Entry, docstring, entries, in_words, paragraphs
-from whereformer.lab.pictures import Picture, picture, svg
+from whereformer.lab.pictures import Picture, gallery, picture, svg
 
 FOLDER = Path(__file__).parent / "encodings"
 
@@ -96,29 +96,47 @@ def usage(entry: Entry, cls: str) -> str:
     return "\n".join(lines)
 
 
+def overview(family: str) -> str:
+    """The file that shows a family."""
+    return f"family-{family}.svg"
+
+
+def drawings(found: list[Entry], pictures: dict[str, Picture]) -> dict[str, str]:
+    drawn = {f"{name}.svg": svg(shown, f"{name}: what it does to a grid") for name, shown in pictures.items()}
+    for family, members in groupby(found, key=lambda one: one.family):
+        shown = {one.name: pictures[one.name] for one in members}
+        drawn[overview(family)] = gallery(shown, f"{family} encodings, seen from the centre of a grid")
+    return drawn
+
+
 def index(found: list[Entry]) -> str:
     parts = [
         "# Encodings",
         "Each page has the equations, the options, what it costs, and a picture of what it does to a grid."
         " `whereformer list` shows the same in a terminal.",
+        "The pictures of families show each encoding seen from the patch in the centre, on a scale of its own: the"
+        " first map of its page.",
     ]
     for family, members in groupby(found, key=lambda one: one.family):
         rows = [
             [
                 f"[`{one.name}`]({one.name}.md)",
                 escaped(one.formula),
-                " ".join(f"`{form}`" for form in one.said) or "–",
                 f"{one.parameters:,}" if one.parameters else "–",
                 f"{one.macs / 1e6:,.1f}" if one.macs else "–",
-                one.sizes,
+                one.sizes.replace(" ", "\u00a0"),
                 "yes" if one.crosses else "–",
                 "yes" if one.video else "–",
-                one.source,
             ]
             for one in members
         ]
-        header = ["", "says", "form", "parameters", "MACs, M", "other grids", "two grids", "video", "source"]
-        parts += [f"## {family.capitalize()}", f"They {FAMILY[family]}.", table(header, rows)]
+        header = ["", "says", "parameters", "MACs, M", "other grids", "two grids", "video"]
+        parts += [
+            f"## {family.capitalize()}",
+            f"They {FAMILY[family]}.",
+            f"![What they say, seen from the centre]({overview(family)})",
+            table(header, rows),
+        ]
     used = [sizes for sizes in SIZES if any(one.sizes == sizes for one in found)]
     parts += [
         "## How to read it",
@@ -137,21 +155,18 @@ def main() -> None:
     found = entries()
     pictures = {one.name: picture(CATALOG[one.name]) for one in found}
     pages = {f"{one.name}.md": page(one, pictures[one.name]) for one in found} | {"README.md": index(found)}
-    wanted = {*pages, *(f"{name}.svg" for name in pictures)}
+    images = drawings(found, pictures)
     if check:
         there = {path.name for path in FOLDER.iterdir()}
         stale = {name for name, text in pages.items() if name in there and (FOLDER / name).read_text() != text}
-        if wrong := sorted(stale | there ^ wanted):
+        if wrong := sorted(stale | there ^ {*pages, *images}):
             sys.exit(f"docs/encodings: {', '.join(wrong)} out of date; run python docs/encodings.py")
         return
     FOLDER.mkdir(exist_ok=True)
     for path in FOLDER.iterdir():
-        if path.name not in wanted:
-            path.unlink()
-    for name, text in pages.items():
+        path.unlink()
+    for name, text in (pages | images).items():
         (FOLDER / name).write_text(text)
-    for name, shown in pictures.items():
-        (FOLDER / f"{name}.svg").write_text(svg(shown, f"{name}: what it does to a grid"))
 
 
 if __name__ == "__main__":

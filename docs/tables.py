@@ -25,7 +25,11 @@ def families() -> str:
     parts = []
     for family, names in FAMILIES.items():
         rows = [
-            [f"[`{name}`](docs/encodings/{name}.md)", escaped(cls.formula), authors(cls.paper)]
+            [
+                f"[`{name}`](docs/encodings/{name}.md)",
+                escaped(cls.formula),
+                authors(cls.paper).replace(" ", "\u00a0"),
+            ]
             for name, cls in names.items()
         ]
         if not names:

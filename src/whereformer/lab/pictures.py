@@ -3,7 +3,7 @@
 import colorsys
 import html
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -336,13 +336,29 @@ def svg(picture: Picture, title: str) -> str:
         lines, height = _draw(row, top + 26)
         body += lines
         top += 26 + height + 22
+    ramps = dict.fromkeys(_gradient(row) for row in picture.rows if row.kind != "buckets")
+    return _page(title, [*ramps, *body], top)
+
+
+def gallery(pictures: Mapping[str, Picture], title: str) -> str:
+    """The first map of each picture, on a scale of its own, with its name."""
+    cell = int((WIDTH - 2 * EDGE - GAP * (MANY - 1)) / MANY / GRID.width * 2) / 2
+    wide, high = GRID.width * cell + GAP, GRID.height * cell + 34
+    body: list[str] = []
+    for n, (name, shown) in enumerate(pictures.items()):
+        left, top = EDGE + n % MANY * wide, EDGE + n // MANY * high
+        row = replace(shown.rows[0], maps=shown.rows[0].maps[:1])
+        body += [_map(row.maps[0], row, left, top, cell), _label(left, top + GRID.height * cell, name)]
+    return _page(title, body, round(EDGE + -(-len(pictures) // MANY) * high))
+
+
+def _page(title: str, body: Iterable[str], height: int) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
         ' font-family="DejaVu Sans, Verdana, sans-serif">'
     )
-    ground = f'<rect width="{WIDTH}" height="{top}" rx="12" fill="#fff"/>'
-    ramps = dict.fromkeys(_gradient(row) for row in picture.rows if row.kind != "buckets")
-    return "\n".join([head, f"<title>{html.escape(title)}</title>", *ramps, ground, *body, "</svg>\n"])
+    ground = f'<rect width="{WIDTH}" height="{height}" rx="12" fill="#fff"/>'
+    return "\n".join([head, f"<title>{html.escape(title)}</title>", ground, *body, "</svg>\n"])
 
 
 def _sentence(row: Row) -> str:
@@ -358,14 +374,20 @@ def _draw(row: Row, top: int) -> tuple[list[str], int]:
     lines: list[str] = []
     for n, one in enumerate(row.maps):
         left = EDGE + n * (GRID.width * cell + GAP)
-        lines.append(f'<g transform="translate({left:g} {top}) scale({cell:g})">')
-        lines += _cells(one, row)
-        lines.append("</g>")
-        lines.append(_text(left, top + GRID.height * cell + 15, one.label, size=11, colour=GREY))
+        lines += [_map(one, row, left, top, cell), _label(left, top + GRID.height * cell, one.label)]
     if row.kind != "buckets" and row.moment:
         left = EDGE + slots * (GRID.width * cell + GAP)
         lines += _bar(row, left, top, round(GRID.height * cell))
     return lines, round(GRID.height * cell) + 18
+
+
+def _map(one: Map, row: Row, left: float, top: float, cell: float) -> str:
+    place = f'<g transform="translate({left:g} {top:g}) scale({cell:g})">'
+    return "\n".join([place, *_cells(one, row), "</g>"])
+
+
+def _label(left: float, top: float, text: str) -> str:
+    return _text(left, top + 15, text, size=11, colour=GREY)
 
 
 def _cells(one: Map, row: Row) -> Iterator[str]:
