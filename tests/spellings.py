@@ -38,6 +38,9 @@ ABSOLUTE = [
 CONDITIONAL = [
     "peg",
     "peg(after=(0, 1, 2, 3, 4), kernel_size=5)",
+    "peg(after=-1, bias=False)",
+    "lepe",
+    "lepe(kernel_size=5)",
 ]
 
 IRPE = [
@@ -56,7 +59,31 @@ IRPE = [
     "rpe-2.0-product-ctx-1-k",
 ]
 
-CONTEXTUAL: list[str] = []
+CONTEXTUAL = [
+    "vit_relative",
+    "shaw",
+    "shaw(on='k')",
+    "shaw(on='v', shared=False)",
+    "shaw(offsets='raster', clip=5)",
+    "transformer_xl",
+    "transformer_xl(shared=True, clip=2)",
+    "transformer_xl(offsets='raster', clip=4)",
+    "huang",
+    "huang(offsets='raster', shared=False)",
+    "huang(method=1)",
+    "huang(method=1, offsets='raster', shared=False)",
+    "huang(method=2, shared=False)",
+    "huang(method=3)",
+    "huang(method=3, shared=False)",
+    "sasa",
+    "sasa(window=3, scaled=False)",
+    "botnet",
+    "botnet(scaled=False)",
+    "decomposed",
+    "decomposed(scaled=True, std=0)",
+    "axial_deeplab",
+    "axial_deeplab(axis='width')",
+]
 
 BIASES: list[str] = []
 
@@ -66,7 +93,8 @@ ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 
 COMPILED = {
     *("learned", "sincos2d", "detr_learned(size=2, mode='interpolate')", "perceiver(bands=4, resolution=16)"),
-    *("peg",),
+    *("peg", "lepe"),
+    *("shaw", "transformer_xl", "decomposed"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
 }
 """Compiling takes a second or more: one of each kind of code."""

@@ -363,7 +363,7 @@ def test_peg_stands_after_blocks() -> None:
     ("options", "message"),
     [
         ({"after": ()}, r"after=\(\)"),
-        ({"after": -1}, "after=-1"),
+        ({"after": -2}, "after=-2"),
         ({"after": (0, 0)}, "names a block twice"),
         ({"after": True}, "after=True"),
         ({"after": (0.5,)}, "after="),

@@ -84,3 +84,10 @@ def test_costs_of_any_timm_model():
     assert irpe.macs > none.macs
     with pytest.raises(InputError, match="no_such_model"):
         list(costs("no_such_model", ["none"]))
+
+
+def test_pyramids_are_refused_rather_than_counted_in_part():
+    with torch.device("meta"):
+        model = equip(timm.create_model("pvt_v2_b0"), "peg")
+    with pytest.raises(InputError, match="EquippedPyramidVisionTransformerV2, expected a timm VisionTransformer"):
+        macs(model, 224, 224)

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -138,7 +140,7 @@ def test_peg_stands_after_the_blocks_named():
     x = model.blocks[1](model.blocks[0](tokens))
     expected = plain.blocks[2](peg.tokens(x, Grid(4, 4, 1)))
     torch.testing.assert_close(model.blocks[2](x), expected)
-    assert not hasattr(model.blocks[1], "encodings")
+    assert not len(model.blocks[1].encodings)
 
 
 def test_every_parameter_is_in_one_group_and_encodings_do_not_decay():
@@ -197,13 +199,90 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(other.grad, parameter.grad, msg=name)
 
 
-def test_checkpointed_backward_after_another_size_says_so_instead_of_computing_nonsense():
-    model = equip(small(dynamic_img_size=True), "irpe").train()
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def test_checkpointed_backward_after_forwards_at_other_sizes():
+    """24 x 40 and 40 x 24 have as many tokens: nothing but the grid tells them apart."""
+    model = equip(small(dynamic_img_size=True), "learned + peg + irpe(on='qkv')").train()
+    randomise(model)
+    sizes = [(24, 40), (40, 24), (32, 32)]
+    expected = []
+    for height, width in sizes:
+        model(images(height, width)).square().sum().backward()
+        expected.append(gradients(model))
+    for features in (False, True):
+        model.set_grad_checkpointing()
+        read = model.forward_intermediates if features else model
+        outputs = [read(images(height, width)) for height, width in sizes]
+        for out, wanted in zip(outputs, expected, strict=True):
+            out = model.forward_head(out[0]) if features else out
+            out.square().sum().backward()
+            found = gradients(model)
+            for name, gradient in wanted.items():
+                torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+def test_checkpointed_backward_on_another_thread():
+    """As on GPUs, where backward has a thread of its own."""
+    model = equip(small(dynamic_img_size=True), "peg + irpe(on='qkv')").train()
+    randomise(model)
+    model(images(24, 40)).square().sum().backward()
+    expected = gradients(model)
     model.set_grad_checkpointing()
-    loss = model(images()).sum()
-    model(images(24, 40))
-    with pytest.raises(InputError, match="17 tokens"):
-        loss.backward()
+    loss = model(images(24, 40)).square().sum()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(loss.backward).result()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+def test_checkpointing_compiles_whole():
+    model = equip(small(dynamic_img_size=True, depth=2), "peg + irpe(on='qkv')").train()
+    randomise(model)
+    model(images(24, 40)).square().sum().backward()
+    expected = gradients(model)
+    model.set_grad_checkpointing()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(images(24, 40)).square().sum().backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
+def test_checkpointing_that_was_on_stays_on():
+    model = small(dynamic_img_size=True).train()
+    model.set_grad_checkpointing()
+    calls = []
+    equip(model, "irpe").blocks[1].norm1.register_forward_hook(lambda *_: calls.append(1))
+    model(images()).sum().backward()
+    assert len(calls) == 2
+    model.set_grad_checkpointing(False)
+    model(images()).sum().backward()
+    assert len(calls) == 3
+
+
+def test_threads_may_use_one_model_at_different_sizes():
+    """One thread stops inside its forward while another runs a whole one."""
+    model = equip(small(dynamic_img_size=True), "peg + irpe(on='qkv')")
+    randomise(model)
+    sizes = [(24, 40), (40, 24)]
+    expected = [model(images(*size)) for size in sizes]
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go_on.wait(timeout=60)
+
+    model.blocks[0].norm1.register_forward_hook(stop)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(model, images(*sizes[0]))
+        assert inside.wait(timeout=60)
+        torch.testing.assert_close(model(images(*sizes[1])), expected[1])
+        go_on.set()
+        torch.testing.assert_close(slow.result(timeout=60), expected[0])
 
 
 def test_forward_intermediates():
@@ -324,7 +403,6 @@ class Exploding(PositionEncoding):
         (["learned", "irpe"], {}, "expected a text"),
         (IRPE(24, 3, Grid(4, 4, 1)), {}, "IRPE is built already, .*give the class"),
         (lambda dim, heads, grid: nn.Identity(), {}, "expected a PositionEncoding"),
-        ("irpe", {"patch_drop_rate": 0.5}, "patch_drop_rate=0.5"),
         ("sincos2d", {"embed_dim": 30, "num_heads": 5}, "multiple of 4"),
     ],
 )
@@ -338,9 +416,36 @@ def test_a_failure_leaves_the_model_as_it_was(encoding, options, match):
     assert torch.equal(model(images()), expected)
 
 
-def test_patch_drop_is_fine_with_tokens_only():
-    model = equip(small(patch_drop_rate=0.5), "learned").train()
-    assert model(images()).shape == (2, 5)
+@pytest.mark.parametrize("encoding", ["learned", "learned + irpe(on='qkv')", "sincos2d + lepe", "peg"])
+def test_dropped_patches(encoding):
+    """Each image's patches know where they are: dropped and masked are the same (a convolution sees zeros)."""
+    torch.manual_seed(0)
+    model = equip(small(patch_drop_rate=0.5, depth=1 if encoding != "peg" else 2), encoding).train()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    heard = []
+    model.blocks[0].register_forward_hook(
+        lambda block, given, out: heard.append((block.place.grid, given[0], out))
+    )
+    out = model(images())
+    assert out.shape == (2, 5)
+    out.sum().backward()
+    assert all(p.grad is not None for e in encodings_of(model) for p in e.parameters())
+    grid, given, got = heard[0]
+    whole = model.home_grid
+    assert grid.patches == whole.patches // 2
+    index = torch.cat([torch.zeros(2, 1, dtype=torch.long), grid.raster() + 1], 1)[..., None].expand_as(given)
+    full = torch.zeros(2, whole.tokens, given.shape[-1]).scatter(1, index, given)
+    allowed = torch.zeros(2, 1, 1, whole.tokens, dtype=torch.bool).scatter(-1, index[:, None, None, :, 0], True)
+    if "lepe" not in encoding:  # its convolution is on values, which are not zero where tokens are
+        model.place.grid = whole
+        expected = model.blocks[0](full, attn_mask=allowed).gather(1, index)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.eval()(images()), model(images())), "nothing is dropped in evaluation"
+
+
+def encodings_of(model):
+    return [module for module in model.modules() if isinstance(module, PositionEncoding)]
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,18 @@ FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
     },
     "conditional": {
         "peg": encodings.PEG,
+        "lepe": encodings.LePE,
     },
     "contextual": {
         "irpe": encodings.IRPE,
+        "vit_relative": encodings.ViTRelative,
+        "shaw": encodings.Shaw,
+        "transformer_xl": encodings.TransformerXL,
+        "huang": encodings.Huang,
+        "sasa": encodings.SASA,
+        "botnet": encodings.BoTNet,
+        "decomposed": encodings.Decomposed,
+        "axial_deeplab": encodings.AxialDeepLab,
     },
     "biases": {},
     "rotary": {},

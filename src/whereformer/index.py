@@ -219,4 +219,5 @@ class Buckets:
     def dense(self, device: torch.device | None = None) -> Tensor:
         """[queries.tokens, keys.tokens], int64; from `Points` with a batch before."""
         patches = self.queries.flatten(self.keys, self.mapping(*self.queries.offsets(self.keys, device)))
-        return F.pad(patches, (self.keys.prefix, 0, self.queries.prefix, 0), value=self.mapping.count)
+        last = self.mapping.count  # added, as a padding value would bind an exported program to it
+        return F.pad(patches - last, (self.keys.prefix, 0, self.queries.prefix, 0)) + last

@@ -1,7 +1,8 @@
 """Encodings for models as they are: give, describe, load."""
 
 from whereformer.adapters.checkpoint import load_checkpoint
+from whereformer.adapters.cpvt import cpvt
 from whereformer.adapters.describe import describe
 from whereformer.adapters.equip import equip
 
-__all__ = ["describe", "equip", "load_checkpoint"]
+__all__ = ["cpvt", "describe", "equip", "load_checkpoint"]

@@ -19,12 +19,14 @@ class Seat:
         encoding: class and options.
         moments: when it speaks.
         parameters: how many numbers it learns.
+        grid: its home grid.
     """
 
     where: str
     encoding: str
     moments: tuple[str, ...]
     parameters: int
+    grid: Grid
 
 
 @dataclass(frozen=True)
@@ -33,28 +35,34 @@ class Description:
 
     Args:
         model: the model's class.
-        grid: home grid.
+        grid: home grid, in a pyramid that of its first stage.
         own_table: shape of the model's own position table, None if it has none.
+        own_convolutions: how many numbers the model's own position convolutions (those of Twins) learn.
         seats: every encoding, in the order in which tokens come by.
     """
 
     model: str
     grid: Grid
     own_table: tuple[int, ...] | None
+    own_convolutions: int
     seats: tuple[Seat, ...]
 
     def __str__(self) -> str:
         own = "none" if self.own_table is None else " x ".join(map(str, self.own_table))
         lines = [f"{self.model} on {self.grid}", f"  own position table: {own}"]
+        if self.own_convolutions:
+            lines.append(f"  own position convolutions: {self.own_convolutions:,} parameters")
         same: dict[tuple[object, ...], list[Seat]] = {}
         for seat in self.seats:
-            same.setdefault((seat.encoding, re.sub(r"\d+", "N", seat.where)), []).append(seat)
+            kind = (seat.encoding, seat.parameters, seat.grid, re.sub(r"\d+", "N", seat.where))
+            same.setdefault(kind, []).append(seat)
         for seats in same.values():
             first, last = seats[0], seats[-1]
             where = (first.where or "first tokens") + (f" ... {last.where}" if last is not first else "")
             count = f"{len(seats)} x {first.parameters:,}" if len(seats) > 1 else f"{first.parameters:,}"
+            encoding = first.encoding if first.grid == self.grid else f"{first.encoding} on {first.grid}"
             moments = ", ".join(first.moments) or "silent"
-            lines.append(f"  {where}: {first.encoding}, speaks at: {moments}, parameters: {count}")
+            lines.append(f"  {where}: {encoding}, speaks at: {moments}, parameters: {count}")
         return "\n".join(lines)
 
 
@@ -70,19 +78,26 @@ def describe(model: nn.Module) -> Description:
             where=name.rpartition(".encodings.")[0],
             encoding=f"{type(module).__name__}({module.extra_repr()})",
             moments=module.moments(),
-            parameters=sum(p.numel() for p in module.parameters()),
+            parameters=_count(module),
+            grid=module.grid,
         )
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, PositionEncoding)
     ]
     seats.sort(key=lambda seat: [int(part) if part.isdigit() else part for part in seat.where.split(".")])
     table = getattr(model, "pos_embed", None)
+    convolutions = getattr(model, "pos_block", None)
     return Description(
         model=type(model).__name__,
         grid=home,
         own_table=None if table is None else tuple(table.shape[1:]),
+        own_convolutions=0 if convolutions is None else _count(convolutions),
         seats=tuple(seats),
     )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def home_of(model: nn.Module, asked_by: str) -> Grid:

@@ -18,11 +18,17 @@ def equip(model: Model, encoding: str | Factory | Sequence[Factory], *, keep_own
     Its own position table is removed (but if "learned" is among the encodings, that one starts from it), unless
     `keep_own`. If anything fails, the model is left as it was.
 
+    In a pyramid each stage is a transformer of its own: an encoding stands in every stage where it would stand in
+    a model of that depth, in the stage's width and on its grid, so that "peg" is one PEG after the first block of
+    each stage (Twins, CPVT). Twins' own ones are removed, and a PEG in their place starts from them. Pyramids take
+    encodings of tokens only.
+
     Args:
-        model: a timm `VisionTransformer` (ViT, DeiT, distilled DeiT, DeiT-III, CLIP and DINOv2 towers ...).
+        model: a timm `VisionTransformer` (ViT, DeiT, distilled DeiT, DeiT-III, CLIP and DINOv2 towers ...), or
+            a pyramid: timm's `Twins`, `PyramidVisionTransformerV2`.
         encoding: a text for `whereformer.parse`, such as "learned + irpe(on='qkv')"; or an encoding class, a
             `functools.partial` of one, or a sequence of these.
-        keep_own: keep the model's own position table as well.
+        keep_own: keep the model's own position table, or convolutions, as well.
 
     Returns:
         the same model.
@@ -31,9 +37,10 @@ def equip(model: Model, encoding: str | Factory | Sequence[Factory], *, keep_own
         InputError: the model is of another kind, or the encoding does not fit it.
     """
     try:
-        from whereformer.adapters import timm as host
+        from whereformer.adapters import timm, timm_pyramid
     except ModuleNotFoundError as error:
         raise InputError(f'equip needs {error.name}: pip install "whereformer[lab]"') from None
+    host = timm_pyramid if isinstance(model, timm_pyramid.Pyramid) else timm
     host.equip(model, _factories(encoding), keep_own=keep_own)
     return model
 

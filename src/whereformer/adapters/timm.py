@@ -1,16 +1,20 @@
 """timm's VisionTransformer as a host of encodings."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from timm.layers.attention import Attention
-from timm.layers.patch_dropout import PatchDropout
+from timm.layers.patch_dropout import PatchDropout, patch_dropout_forward
+from timm.models import checkpoint
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from whereformer.adapters.shared import apply_tokens, attach, build, names_of_parameters
 from whereformer.adapters.swap import Equipped, swap_class
 from whereformer.attention import attention
 from whereformer.catalog import Factory, spell
@@ -20,11 +24,14 @@ from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 
-@dataclass
-class Place:
-    """Where the tokens of the current forward are: filled before the first block, read by every layer."""
+class Place(threading.local):
+    """Where the tokens of this thread's forward are: filled before the first block, read by every layer."""
 
-    grid: Grid
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (self.grid,)
 
 
 @dataclass
@@ -48,8 +55,7 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
             x = super()._pos_embed(x)
         else:
             x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.view(x.shape[0], -1, x.shape[-1])], 1)
-        for encoding in self.encodings:
-            x = cast(PositionEncoding, encoding).tokens(x, grid)
+        x = apply_tokens(self.encodings, x, grid)
         return x if self.pos_embed is not None else self.pos_drop(x)
 
     @property
@@ -57,14 +63,15 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
         """Where tokens are at the size the model was built for."""
         return _home_grid(self)
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Each block computes itself again, on the grid it was computed on; timm's own way knows no grid."""
+        super().set_grad_checkpointing(enable)
+        self.grad_checkpointing = False
+        for block in self.blocks:
+            cast(EquippedBlock, block).grad_checkpointing = enable
+
     def no_weight_decay(self) -> set[str]:
-        ours = {
-            f"{where}.{name}"
-            for where, module in self.named_modules()
-            if isinstance(module, PositionEncoding)
-            for name, _ in module.named_parameters()
-        }
-        return super().no_weight_decay() | ours
+        return super().no_weight_decay() | names_of_parameters(self)
 
     def group_matcher(self, coarse: bool = False) -> dict:
         groups = super().group_matcher(coarse)
@@ -72,15 +79,35 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
 
 
 class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
-    """Encodings of tokens before a later block."""
+    """Encodings of tokens before a later block; the grid it was computed on, when it is computed again."""
 
     encodings: nn.ModuleList
     place: Place
+    grad_checkpointing: bool
 
-    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        for encoding in self.encodings:
-            x = cast(PositionEncoding, encoding).tokens(x, self.place.grid)
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        compute = partial(self._compute, self.place.grid)
+        if self.grad_checkpointing:
+            return checkpoint(compute, x, *args, **kwargs)
+        return compute(x, *args, **kwargs)
+
+    def _compute(self, grid: Grid, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
+            self.place.grid = grid
+        x = apply_tokens(self.encodings, x, grid)
         return super().forward(x, *args, **kwargs)
+
+
+class EquippedPatchDropout(Equipped, *((PatchDropout,) if TYPE_CHECKING else ())):
+    """Tells the layers which patches it kept."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = patch_dropout_forward(x, self.prob, self.num_prefix_tokens, self.ordered, self.training)
+        if kept is not None:
+            self.place.grid = self.place.grid.keep(kept)
+        return x
 
 
 class EquippedAttention(Equipped, *((Attention,) if TYPE_CHECKING else ())):
@@ -120,7 +147,6 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
     placements = [Placement(attentions=[[] for _ in _attentions(block)]) for block in model.blocks]
     for factory in factories:
         _distribute(factory, model, grid, placements)
-    _check_patch_drop(model, placements)
     if not keep_own:
         _start_from_own(model, placements[0].tokens)
 
@@ -131,11 +157,16 @@ def equip(model: nn.Module, factories: Sequence[Factory], *, keep_own: bool) -> 
         for module, encodings in zip(_attentions(block), placement.attentions, strict=True):
             if encodings:
                 _attach(module, EquippedAttention, encodings, place)
-    for block, placement in zip(model.blocks[1:], placements[1:], strict=True):
-        if placement.tokens:
-            _attach(block, EquippedBlock, placement.tokens, place)
+    before_blocks = [[], *(placement.tokens for placement in placements[1:])]
+    for block, encodings in zip(model.blocks, before_blocks, strict=True):
+        _attach(block, EquippedBlock, encodings, place)
+    if isinstance(model.patch_drop, PatchDropout):
+        swap_class(model.patch_drop, EquippedPatchDropout)
+        cast(EquippedPatchDropout, model.patch_drop).place = place
     _attach(model, EquippedModel, placements[0].tokens, place)
-    cast(EquippedModel, model).encoding = " + ".join(map(spell, factories))
+    equipped = cast(EquippedModel, model)
+    equipped.encoding = " + ".join(map(spell, factories))
+    equipped.set_grad_checkpointing(equipped.grad_checkpointing)
 
 
 def _accept(model: nn.Module) -> VisionTransformer:
@@ -143,7 +174,7 @@ def _accept(model: nn.Module) -> VisionTransformer:
         raise InputError(f"equip: the model has {model.encoding!r} already; equip a fresh one")
     if not isinstance(model, VisionTransformer):
         raise InputError(
-            f"equip: {type(model).__name__} is not a timm VisionTransformer"
+            f"equip: {type(model).__name__} is not a timm VisionTransformer, Twins or PyramidVisionTransformerV2"
             " (and equip comes before torch.compile, DDP or FSDP)"
         )
     if type(model)._pos_embed not in (VisionTransformer._pos_embed, VisionTransformerDistilled._pos_embed):
@@ -160,8 +191,9 @@ def _accept(model: nn.Module) -> VisionTransformer:
 
 def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placements: list[Placement]) -> None:
     """Build one encoding for each place that asks for it."""
+    like = next(model.patch_embed.parameters())
     heads = next((module.num_heads for block in model.blocks for module in _attentions(block)), 1)
-    scout = _build(factory, model, model.embed_dim, heads, grid)
+    scout = build(factory, like, model.embed_dim, heads, grid)
     attends = set(scout.moments()) - {"tokens"}
     for number in scout.blocks(len(placements)):
         if not 0 <= number < len(placements):
@@ -170,7 +202,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
             )
         placement = placements[number]
         if not attends:
-            placement.tokens.append(_build(factory, model, model.embed_dim, heads, grid))
+            placement.tokens.append(build(factory, like, model.embed_dim, heads, grid))
             continue
         modules = _attentions(model.blocks[number])
         if not modules:
@@ -179,28 +211,9 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
                 f" so {spell(factory)} cannot act there; encodings of tokens can"
             )
         for module, encodings in zip(modules, placement.attentions, strict=True):
-            encodings.append(_build(factory, model, module.attn_dim, module.num_heads, grid))
+            encodings.append(build(factory, like, module.attn_dim, module.num_heads, grid))
         if "tokens" in scout.moments():
             placement.tokens.append(placement.attentions[0][-1])
-
-
-def _build(factory: Factory, model: VisionTransformer, dim: int, heads: int, grid: Grid) -> PositionEncoding:
-    like = next(model.patch_embed.parameters())
-    encoding = factory(dim, heads, grid)
-    if not isinstance(encoding, PositionEncoding):
-        raise InputError(f"equip: {factory!r} gave {type(encoding).__name__}, expected a PositionEncoding")
-    return encoding.to(like.device, like.dtype)
-
-
-def _check_patch_drop(model: VisionTransformer, placements: list[Placement]) -> None:
-    drops = isinstance(model.patch_drop, PatchDropout) and model.patch_drop.prob > 0
-    later = [e for p in placements for encodings in p.attentions for e in encodings]
-    later += [e for p in placements[1:] for e in p.tokens]
-    if drops and later:
-        raise InputError(
-            f"equip: patch_drop_rate={model.patch_drop.prob} drops patches before the blocks, after which"
-            f" {type(later[0]).__name__} cannot tell where the others are; build the model without it"
-        )
 
 
 def _start_from_own(model: VisionTransformer, encodings: list[PositionEncoding]) -> None:
@@ -212,10 +225,8 @@ def _start_from_own(model: VisionTransformer, encodings: list[PositionEncoding])
 
 
 def _attach(module: nn.Module, behaviour: type[Equipped], encodings: list[PositionEncoding], place: Place) -> None:
-    swap_class(module, behaviour)
-    equipped = cast(EquippedBlock, module)
-    equipped.encodings = nn.ModuleList(encodings).train(module.training)
-    equipped.place = place
+    attach(module, behaviour, encodings)
+    cast(EquippedBlock, module).place = place
 
 
 def _attentions(block: nn.Module) -> list[Attention]:

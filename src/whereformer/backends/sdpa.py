@@ -50,8 +50,9 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
     """The biases that fit into `room` more features, as such, and the others."""
     features: list[LowRankBias] = []
     others: list[Bias] = []
+    exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to some of them
     for bias in biases:
-        if isinstance(bias, AxisBias) and bias.keys.height + bias.keys.width <= room:
+        if isinstance(bias, AxisBias) and not exporting and bias.keys.height + bias.keys.width <= room:
             axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
             left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
             bias = LowRankBias(left, _one_hot(bias.keys, bias.rows))

@@ -28,9 +28,15 @@ def macs(model: nn.Module, height: int, width: int) -> int:
     element), LayerNorm (5 an element) and what the encodings say they cost: so counted, DeiT-Ti, S and B without
     an encoding have the 1261, 4613 and 17592 M of the iRPE paper's Table 5. Nothing is computed: the model runs on
     the meta device.
+
+    Raises:
+        InputError: the model is of another kind: attention in windows or with pooled keys is not counted.
     """
     from timm.layers.attention import Attention
+    from timm.models.vision_transformer import VisionTransformer
 
+    if not isinstance(model, VisionTransformer):
+        raise InputError(f"macs: {type(model).__name__}, expected a timm VisionTransformer")
     model = copy.deepcopy(model).to("meta").eval()
     total = 0
 

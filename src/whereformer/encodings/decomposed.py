@@ -1,0 +1,65 @@
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from whereformer.encoding import PositionEncoding
+from whereformer.encodings.offsets import per_axis, resized
+from whereformer.errors import check_positive
+from whereformer.forms import AxisBias
+from whereformer.grid import Grid
+
+
+class Decomposed(PositionEncoding):
+    """e_ij = q_i·k_j/√d + q_i·(R^h_{y_i − y_j} + R^w_{x_i − x_j}): q is not divided by √d in the second term.
+
+    Between grids of two sizes, as where keys are pooled, each covers the whole image, and the offset is taken on
+    the finer: along an axis of n queries and m keys
+
+        y_i − y_j  stands for  y_i max(m/n, 1) − y_j max(n/m, 1), counted from that of query 0 and key m − 1
+
+    cut to a whole number. So in the code of MViTv2 (Li et al. 2022, section 4.1), of ViTDet and of SAM. On another
+    grid than the home the tables are resized linearly. Pairs with a prefix token get nothing.
+
+    Args:
+        scaled: divide by √d in the second term too, as MViTv2's eq. 3 does.
+        std: of the truncated normal that the tables start from (MViTv2: .02), or 0 for zeros (ViTDet, SAM).
+
+    Shapes: rows [2 height − 1, d], columns [2 width − 1, d], shared by all heads. A home grid is that of the finer
+    of queries and keys.
+    """
+
+    formula = "e_ij + q_i·(R^h_{y_i − y_j} + R^w_{x_i − x_j})"
+    paper = "Li et al. 2022, MViTv2: Improved Multiscale Vision Transformers, section 4.1; ViTDet; SAM"
+
+    def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = False, std: float = 0.02) -> None:
+        super().__init__(dim, num_heads, grid)
+        if std != 0:
+            check_positive("Decomposed: std", std)
+        self.scaled = scaled
+        self.std = std
+        self.rows = nn.Parameter(torch.empty(2 * grid.height - 1, self.head_dim))
+        self.columns = nn.Parameter(torch.empty(2 * grid.width - 1, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in (self.rows, self.columns):
+            nn.init.trunc_normal_(table, std=self.std) if self.std else nn.init.zeros_(table)
+
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[AxisBias]:
+        q = q if self.scaled else q * self.head_dim**0.5
+        sizes = (max(n, m) for n, m in zip(queries.size, keys.size, strict=True))
+        tables = [resized(table, n) for table, n in zip((self.rows, self.columns), sizes, strict=True)]
+        yield per_axis((q, q), tables, queries, keys, _place)
+
+    def macs(self, grid: Grid) -> int:
+        return grid.tokens * self.dim * sum(2 * n - 1 for n in grid.size)
+
+    def extra_repr(self) -> str:
+        return f"scaled={self.scaled}, std={self.std}"
+
+
+def _place(query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:
+    """y_i max(m/n, 1) + (m − 1 − y_j) max(n/m, 1), cut to a whole number, without a fraction on the way."""
+    place = query * keys + (keys - 1 - key) * queries
+    return place.div(min(queries, keys), rounding_mode="floor").long()
