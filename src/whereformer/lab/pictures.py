@@ -477,8 +477,9 @@ def shown(picture: Picture, columns: int) -> Any:
     for y in range(GRID.height):
         for one in maps:
             for x in range(GRID.width):
-                mark = "[]" if one.mark == (y, x) else "  "
-                text.append(mark, style=f"bold #111111 on {_colour(one.values[y, x].item(), row)}")
+                ground = _colour(one.values[y, x].item(), row)
+                ink = "black" if sum(bytes.fromhex(ground[1:])) > 3 * 128 else "white"
+                text.append("[]" if one.mark == (y, x) else "  ", style=f"bold {ink} on {ground}")
             text.append("   ")
         text.append("\n")
     text.append("".join(one.label.ljust(wide) for one in maps) + "\n", style="dim")
