@@ -87,7 +87,43 @@ CONTEXTUAL = [
 
 BIASES: list[str] = []
 
-ROTARY: list[str] = []
+ROTARY = [
+    "rope1d",
+    "rope1d(layout='half', scaling='pi')",
+    "rope1d(scaling='ntk')",
+    "rope_axial",
+    "rope_axial(layout='half', scaling='yarn')",
+    "rope_axial(theta=10000.0, scaling='yarn_paper')",
+    "rope_pixel",
+    "rope_pixel(bands='log', max_freq=224.0)",
+    "rope_mixed",
+    "rope_mixed(scaling='pi')",
+    "eva02",
+    "eva02(reference=None, grid_offset=1.0, order='x')",
+    "dinov3",
+    "dinov3(periods=(0.5, 40.0), normalise='max', shift=0.1, jitter=1.5)",
+    "dinov3(normalise='min', rescale=None)",
+    "pixtral",
+    "pixtral(order='blocks', layout='half', scaling='ntk')",
+    "qwen2_vl",
+    "visionllama",
+    "visionllama(scaling='yarn')",
+    "vjepa2",
+    "vjepa2(pairing='repeated', scaling='yarn')",
+    "liere",
+    "liere(block=3, shared=True, scaling='pi')",
+    "mrope",
+    "mrope(sections=(0, 1, 2), scaling='ntk')",
+    "comrope",
+    "comrope(kind='ap', block=4, perturb=1.0)",
+    "golden_gate(max_freq=20.0)",
+    "golden_gate(max_freq=20.0, zero_freqs=0.3, scaling='yarn')",
+    "spiral",
+    "spiral(directions=2, shared=True, clamped=True, scaling='none')",
+    "nd_rope",
+    "nd_rope(turned='scale', layout='half', scaling='ntk')",
+    "nd_rope(turned='none')",
+]
 
 ALL = [*ABSOLUTE, *CONDITIONAL, *IRPE, *CONTEXTUAL, *BIASES, *ROTARY]
 
@@ -96,5 +132,10 @@ COMPILED = {
     *("peg", "lepe"),
     *("shaw", "transformer_xl", "decomposed"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
+    *("rope_axial(layout='half', scaling='yarn')", "rope_mixed(scaling='pi')", "liere", "dinov3"),
+    *(
+        "vjepa2(pairing='repeated', scaling='yarn')",
+        "spiral(directions=2, shared=True, clamped=True, scaling='none')",
+    ),
 }
 """Compiling takes a second or more: one of each kind of code."""

@@ -44,7 +44,7 @@ class Says(PositionEncoding):
         super().__init__(HEADS * HEAD_DIM, HEADS, GRID)
         self.forms = Forms(rotations, biases, values)
 
-    def rotations(self, grid: Grid) -> tuple[Rotation, ...]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> tuple[Rotation, ...]:
         return self.forms.rotations
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[Bias, ...]:

@@ -33,7 +33,7 @@ class Fine(PositionEncoding):
         self.frequencies = nn.Parameter(torch.ones(num_heads, 2))
         self.slopes = nn.Parameter(torch.ones(num_heads))
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         yield Rotation((grid.coords() * self.frequencies.float()[:, None]).sum(-1, keepdim=True))
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[LowRankBias | AxisBias]:
@@ -150,7 +150,7 @@ class PromotesTokens(SinCos2D):
 class AnglesInHalf(Fine):
     """Counts in the dtype of its parameters."""
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         coords = grid.coords().to(self.frequencies.dtype)
         yield Rotation((coords * self.frequencies[:, None]).sum(-1, keepdim=True))
 
@@ -158,7 +158,7 @@ class AnglesInHalf(Fine):
 class AnglesUnderAutocast(Fine):
     """Its matrix product is autocast."""
 
-    def rotations(self, grid: Grid) -> Iterator[Rotation]:
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation]:
         yield Rotation((self.frequencies.float() @ grid.coords().float().mT)[..., None])
 
 

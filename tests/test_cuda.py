@@ -14,7 +14,16 @@ from whereformer.lab.measure import measure
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-SPECS = ["irpe(on='qkv')", "irpe(mode='bias', shared=False)", "irpe(method='cross', on='qk')", "learned", "peg"]
+SPECS = [
+    *("irpe(on='qkv')", "irpe(mode='bias', shared=False)", "irpe(method='cross', on='qk')", "learned", "peg"),
+    *(
+        "rope_axial(scaling='yarn')",
+        "rope_mixed",
+        "dinov3(rescale=None)",
+        "vjepa2(pairing='repeated')",
+        "liere(block=4)",
+    ),
+]
 
 
 @pytest.fixture(autouse=True)

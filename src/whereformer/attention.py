@@ -122,12 +122,14 @@ def _forms(
     q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, encodings: tuple[PositionEncoding, ...]
 ) -> Forms:
     """What the encodings say; q is already scaled."""
-    rotations = tuple(turn for e in encodings for turn in e.rotations(queries))
+    rotations = tuple(turn for e in encodings for turn in e.rotations(queries, q.device))
     forms = Forms(
         rotations=rotations,
         biases=tuple(bias for e in encodings for bias in e.biases(q, k, queries, keys)),
         values=tuple(term for e in encodings for term in e.values(v, queries, keys)),
-        key_rotations=None if keys is queries else tuple(turn for e in encodings for turn in e.rotations(keys)),
+        key_rotations=(
+            None if keys is queries else tuple(turn for e in encodings for turn in e.rotations(keys, k.device))
+        ),
     )
     for turns, grid in ((forms.rotations, queries), (forms.key_rotations or (), keys)):
         for turn in turns:

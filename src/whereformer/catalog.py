@@ -50,7 +50,24 @@ FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
         "axial_deeplab": encodings.AxialDeepLab,
     },
     "biases": {},
-    "rotary": {},
+    "rotary": {
+        "rope1d": encodings.RoPE1D,
+        "rope_axial": encodings.RoPEAxial,
+        "rope_pixel": encodings.RoPEPixel,
+        "rope_mixed": encodings.RoPEMixed,
+        "eva02": encodings.EVA02,
+        "dinov3": encodings.DINOv3,
+        "pixtral": encodings.Pixtral,
+        "qwen2_vl": encodings.Qwen2VL,
+        "visionllama": encodings.VisionLLaMA,
+        "vjepa2": encodings.VJEPA2,
+        "mrope": encodings.MRoPE,
+        "liere": encodings.LieRE,
+        "comrope": encodings.ComRoPE,
+        "golden_gate": encodings.GoldenGate,
+        "spiral": encodings.SpiralRoPE,
+        "nd_rope": encodings.NDRoPE,
+    },
 }
 """Encodings of one kind, and their names."""
 

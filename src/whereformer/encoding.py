@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from whereformer.errors import InputError
@@ -54,8 +55,8 @@ class PositionEncoding(nn.Module):
         """Before a block: tokens [batch, tokens, dim] to tokens of the same shape and dtype."""
         return x
 
-    def rotations(self, grid: Grid) -> Iterable[Turn]:
-        """Before the dot product: turns of the queries, or of the keys, that lie on `grid`."""
+    def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterable[Turn]:
+        """Before the dot product: turns of the queries, or of the keys, that lie on `grid`, on their device."""
         return ()
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:

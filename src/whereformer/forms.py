@@ -57,12 +57,12 @@ class Rotation:
         angles: [h, patches, c] or [b, h, patches, c], in radians, c <= d / 2. Prefix tokens, which come first,
             and features beyond the first 2 c are left as they are.
         layout: which features make a pair: "interleaved" (2 c, 2 c + 1) or "half" (c, c + pairs).
-        scale: by which the turned features are multiplied.
+        scale: a number by which the turned features are multiplied.
     """
 
     angles: Tensor
     layout: Layout = "interleaved"
-    scale: float = 1.0
+    scale: Tensor | float = 1.0
 
     def __post_init__(self) -> None:
         if self.layout not in get_args(Layout):

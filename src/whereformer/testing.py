@@ -38,7 +38,7 @@ def check_encoding(factory: Factory, *, name: str | None = None, compile: bool =
 
     Args:
         factory: `factory(dim, num_heads, grid)` builds the encoding: its class, or a `functools.partial` of it.
-            It is asked for 24 features in 1, 2, 3 and 6 heads.
+            It is asked for 24 features in 1, 2, 3 and 6 heads, of which it may refuse all but 3.
         name: what to call the encoding in messages.
         compile: whether to check torch.compile too, the slowest promise.
 
@@ -61,7 +61,7 @@ def check_encoding(factory: Factory, *, name: str | None = None, compile: bool =
 
 
 def any_grid(factory: Factory) -> None:
-    """works on any grid, with any number of prefix tokens, in any number of heads"""
+    """works on any grid, with any number of prefix tokens, in any number of heads it accepts when built"""
     sizes = [(3, 4), (4, 4), (5, 2), (1, 6), (6, 1), (1, 1)]
     for prefix in (0, 1, 2):
         for home in (Grid(3, 4, prefix), Grid(1, 1, prefix)):
@@ -69,7 +69,11 @@ def any_grid(factory: Factory) -> None:
             for height, width in sizes:
                 _check_shapes(encoding, Grid(height, width, prefix))
     for heads in (1, 2, 6):
-        _check_shapes(_make(factory, HOME, heads), AWAY)
+        try:
+            encoding = _make(factory, HOME, heads)
+        except InputError:  # too few features, or not a multiple of what it needs
+            continue
+        _check_shapes(encoding, AWAY)
 
 
 def _check_shapes(encoding: PositionEncoding, grid: Grid) -> None:
@@ -430,7 +434,7 @@ def _forms(encoding: PositionEncoding, grid: Grid, inputs: Inputs | None = None)
     _, q, k, v = _inputs(encoding, grid) if inputs is None else inputs
     q = q * q.shape[-1] ** -0.5
     return Forms(
-        tuple(encoding.rotations(grid)),
+        tuple(encoding.rotations(grid, q.device)),
         tuple(encoding.biases(q, k, grid, grid)),
         tuple(encoding.values(v, grid, grid)),
     )

@@ -1,61 +1,96 @@
 """One paper, one file."""
 
+from whereformer.encodings._rotary import half_to_interleaved, interleaved_to_half
 from whereformer.encodings.abs_win import AbsWin
 from whereformer.encodings.axial_attention import AxialAttention
 from whereformer.encodings.axial_deeplab import AxialDeepLab
 from whereformer.encodings.botnet import BoTNet
+from whereformer.encodings.comrope import ComRoPE
 from whereformer.encodings.decomposed import Decomposed
 from whereformer.encodings.detr_learned import DETRLearned
 from whereformer.encodings.detr_sine import DETRSine
+from whereformer.encodings.dinov3 import DINOv3
+from whereformer.encodings.eva02 import EVA02
 from whereformer.encodings.flexivit import FlexiViT
 from whereformer.encodings.fourier import Fourier
+from whereformer.encodings.golden_gate import GoldenGate
 from whereformer.encodings.huang import Huang
 from whereformer.encodings.irpe import IRPE
 from whereformer.encodings.learnable_fourier import LearnableFourier
 from whereformer.encodings.learned import Learned
 from whereformer.encodings.lepe import LePE
+from whereformer.encodings.liere import LieRE
+from whereformer.encodings.mrope import MRoPE
 from whereformer.encodings.navit import NaViT
+from whereformer.encodings.nd_rope import NDRoPE
 from whereformer.encodings.none import NoPositions
 from whereformer.encodings.peg import PEG
 from whereformer.encodings.perceiver import Perceiver
 from whereformer.encodings.pix2struct import Pix2Struct
+from whereformer.encodings.pixtral import Pixtral
+from whereformer.encodings.qwen2_vl import Qwen2VL
+from whereformer.encodings.rope1d import RoPE1D
+from whereformer.encodings.rope_axial import RoPEAxial
+from whereformer.encodings.rope_mixed import RoPEMixed
+from whereformer.encodings.rope_pixel import RoPEPixel
 from whereformer.encodings.sasa import SASA
 from whereformer.encodings.shaw import Shaw
 from whereformer.encodings.sincos import SinCos2D
 from whereformer.encodings.sincos1d import SinCos1D
 from whereformer.encodings.sincos3d import SinCos3D
+from whereformer.encodings.spiral import SpiralRoPE
 from whereformer.encodings.transformer_xl import TransformerXL
+from whereformer.encodings.visionllama import VisionLLaMA
 from whereformer.encodings.vit2d import ViT2D
 from whereformer.encodings.vit_relative import ViTRelative
+from whereformer.encodings.vjepa2 import VJEPA2
 from whereformer.encodings.xcit import XCiT
 
 __all__ = [
+    "EVA02",
     "IRPE",
     "PEG",
     "SASA",
+    "VJEPA2",
     "AbsWin",
     "AxialAttention",
     "AxialDeepLab",
     "BoTNet",
+    "ComRoPE",
     "DETRLearned",
     "DETRSine",
+    "DINOv3",
     "Decomposed",
     "FlexiViT",
     "Fourier",
+    "GoldenGate",
     "Huang",
     "LePE",
     "LearnableFourier",
     "Learned",
+    "LieRE",
+    "MRoPE",
+    "NDRoPE",
     "NaViT",
     "NoPositions",
     "Perceiver",
     "Pix2Struct",
+    "Pixtral",
+    "Qwen2VL",
+    "RoPE1D",
+    "RoPEAxial",
+    "RoPEMixed",
+    "RoPEPixel",
     "Shaw",
     "SinCos1D",
     "SinCos2D",
     "SinCos3D",
+    "SpiralRoPE",
     "TransformerXL",
     "ViT2D",
     "ViTRelative",
+    "VisionLLaMA",
     "XCiT",
+    "half_to_interleaved",
+    "interleaved_to_half",
 ]
