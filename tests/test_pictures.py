@@ -108,6 +108,20 @@ def test_tables_that_start_at_zero_are_drawn() -> None:
     assert "start such" not in picture(Far).caption
 
 
+def test_queries_are_no_rows_of_tables() -> None:
+    class Table(PositionEncoding):
+        def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
+            super().__init__(dim, num_heads, grid)
+            self.rows = nn.Parameter(torch.randn(grid.patches, self.head_dim))
+
+        def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[DenseBias]:
+            yield DenseBias(q @ self.rows.mT)
+
+    for row in picture(Table).rows:
+        for one in row.maps:
+            assert one.values.abs().max() < 5 * one.values.std()  # equal ones would be at 8 in one place
+
+
 def test_nothing_is_shown_as_nothing() -> None:
     (row,) = picture(NoPositions).rows
     assert all(not one.values.any() for one in row.maps)

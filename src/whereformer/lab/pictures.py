@@ -20,7 +20,8 @@ from whereformer.index import Buckets
 GRID = Grid(9, 13)
 MARKS = ((4, 6), (1, 2), (7, 10), (0, 12))
 """The patches that maps are seen from; the first is the centre."""
-SEED = 0
+SEED, CONTENTS = 0, 1
+"""Seeds of parameters, and of queries, keys and values: the same would make these equal to rows of tables."""
 MANY = 6
 """Maps in a row of single features or heads."""
 FLATTEST = 0.2
@@ -102,7 +103,7 @@ def picture(factory: Factory) -> Picture:
         elif drawn or any(not parameter.requires_grad for parameter in encoding.parameters()):
             notes.append(f"parameters as they start, seed {SEED}")
         if any(row.moment == "biases" for row in rows) and _reads_content(encoding):
-            notes.append("all tokens alike, q and k drawn from N(0, 1)")
+            notes.append(f"all tokens alike, q and k drawn from N(0, 1), seed {CONTENTS}")
     return Picture(rows, "; ".join(notes) + ".")
 
 
@@ -264,7 +265,7 @@ def _of_buckets(moment: str, buckets: Iterable[Buckets]) -> Iterator[Row]:
         yield Row(moment, title, "buckets", tuple(_seen(lambda i, index=index: index[i])))
 
 
-def _forms(encoding: PositionEncoding, seed: int = SEED) -> Forms:
+def _forms(encoding: PositionEncoding, seed: int = CONTENTS) -> Forms:
     generator = torch.Generator().manual_seed(seed)
     shape = (1, encoding.num_heads, 1, encoding.head_dim)
     q, k, v = (torch.randn(shape, generator=generator).expand(-1, -1, GRID.patches, -1) for _ in range(3))
@@ -284,7 +285,7 @@ def _bias(forms: Forms) -> Tensor:
 
 
 def _reads_content(encoding: PositionEncoding) -> bool:
-    return not torch.allclose(_bias(_forms(encoding)), _bias(_forms(encoding, SEED + 1)), atol=1e-5)
+    return not torch.allclose(_bias(_forms(encoding)), _bias(_forms(encoding, CONTENTS + 1)), atol=1e-5)
 
 
 def _by_head(values: Tensor) -> Iterator[tuple[str, Tensor]]:
