@@ -109,16 +109,6 @@ def test_peg_before_all_blocks_is_position_minus_one() -> None:
     assert list(PEG(8, 2, Grid(2, 2), after=tuple(range(-1, 11))).blocks(12)) == list(range(12)), "UniFormer"
 
 
-@pytest.mark.parametrize("cls", [PEG, LePE])
-def test_kernels_keep_to_their_axes(cls: type[PEG] | type[LePE]) -> None:
-    image, video = Grid(3, 4), Grid(3, 4, frames=2)
-    for home, other in ((image, video), (video, image)):
-        encoding = cls(8, 2, home)
-        x, q = torch.zeros(1, other.tokens, 8), torch.zeros(1, 2, other.tokens, 4)
-        with pytest.raises(InputError, match=f"a convolution over {home.axes} axes, but Grid"):
-            encode(x, other, [encoding]) if cls is PEG else attention(q, q, q, other, [encoding])
-
-
 # lepe
 
 

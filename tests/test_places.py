@@ -26,7 +26,8 @@ from whereformer import (
     attention,
     encode,
 )
-from whereformer.encodings import IRPE, PEG, Learned, SinCos2D
+from whereformer.catalog import CATALOG
+from whereformer.encodings import IRPE, PEG, Learned, RoPEAxial, SinCos2D
 from whereformer.index import Separable
 
 GRID = Grid(3, 4, prefix=1)
@@ -326,3 +327,81 @@ def test_what_cannot_be(call: Callable[[], object], message: str) -> None:
 
 class OneGrid(SinCos2D):
     crosses = False
+
+
+def test_points_are_equal_only_to_themselves() -> None:
+    """As queries and keys, two selections of one grid are two grids."""
+    here, there = GRID.keep(KEPT[:1]), GRID.keep(KEPT[1:])
+    assert here == here
+    assert here != there
+    assert here != GRID.keep(KEPT[:1])
+    q, k = (torch.randn(1, 3, 5, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    rope = RoPEAxial(24, 3, GRID)
+    crossed = attention(q, k, k, here, [rope], keys=there)
+    (turn_q,), (turn_k,) = rope.rotations(here), rope.rotations(there)
+    expected = (turn_q(q) @ turn_k(k).mT / 8**0.5).softmax(-1) @ k
+    torch.testing.assert_close(crossed, expected)
+
+
+def test_points_of_points_are_counted_among_them() -> None:
+    kept = GRID.keep(KEPT)
+    fewer = kept.keep(torch.tensor([[3, 1]]))
+    assert fewer.raster().tolist() == [[10, 0], [4, 11]]
+    assert kept.keep(torch.tensor([[0], [2]])).raster().tolist() == [[7], [5]]
+    with pytest.raises(InputError, match=r"index from 0 to 4, but Points.* has patches 0 to 3"):
+        kept.keep(torch.tensor([[0, 4]]))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_of_another_size_is_refused(batch: int) -> None:
+    kept, images = GRID.keep(KEPT), Padded((Grid(2, 3), Grid(3, 2)))
+    for grid in (kept, images):
+        q = torch.zeros(batch, 3, grid.tokens, 8)
+        with pytest.raises(InputError, match=f"q has a batch of {batch}, but P"):
+            attention(q, q, q, grid, [RoPEAxial(24, 3, GRID)])
+        with pytest.raises(InputError, match=f"x has a batch of {batch}, but P"):
+            encode(torch.zeros(batch, grid.tokens, 24), grid, [])
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_grid_of_other_axes_than_home_is_refused(name: str) -> None:
+    image, video = Grid(2, 2), Grid(2, 2, frames=2)
+    for home, other in ((image, video), (video, image)):
+        try:
+            encoding = CATALOG[name](24, 3, home)
+        except InputError:
+            continue
+        q = torch.zeros(1, 3, other.tokens, 8)
+        for call in (
+            lambda q=q, e=encoding, g=other: attention(q, q, q, g, [e]),
+            lambda q=q, e=encoding, g=other: encode(q.transpose(1, 2).flatten(2), g, [e]),
+        ):
+            with pytest.raises(InputError) as refused:
+                call()
+            assert str(home) in str(refused.value)
+            assert str(other) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "grid", "message"),
+    [
+        ("x", GRID, "x is str, expected a floating tensor"),
+        (torch.ones(1, 13, 24, dtype=torch.int64), GRID, "x is torch.int64"),
+        (torch.zeros(1, 1, 13, 24), GRID, r"x \(1, 1, 13, 24\), expected \[batch, tokens, dim\]"),
+        (torch.zeros(1, 13, 24), (3, 4), r"grid=\(3, 4\), expected a whereformer.Grid"),
+        (torch.zeros(1, 12, 24), GRID, "x has 12 tokens"),
+        (torch.zeros(1, 13, 8), GRID, "Learned was built for 24 features a token, but x has 8"),
+    ],
+)
+def test_encode_refuses_at_the_door(x: Tensor, grid: Grid, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        encode(x, grid, [Learned(24, 3, GRID)])
+
+
+@pytest.mark.parametrize(
+    ("window", "shift"),
+    [(2, None), ((2, 2), 1), ((2, 2), ("a", 1)), ((True, 2), None), ((2, 2), (1,)), ((2, 2), ())],
+)
+def test_windows_of_no_size_are_refused(window: object, shift: object) -> None:
+    with pytest.raises(InputError, match=r"Windows: (window|shift)="):
+        Windows(Grid(4, 4), window, shift)  # pyright: ignore[reportArgumentType]

@@ -223,12 +223,6 @@ def test_navit_absolute_refuses_what_it_has_no_rows_for() -> None:
     assert stretched.shape == (63, 8)
 
 
-def test_navit_of_videos_refuses_images_and_the_reverse() -> None:
-    for home, grid in ((VIDEO, Grid(2, 3, 1)), (Grid(2, 3, 1), VIDEO)):
-        with pytest.raises(InputError, match=f"its tables are for {home.axes} axes"):
-            added(NaViT(6, 2, home), grid)
-
-
 # pix2struct
 
 

@@ -54,6 +54,8 @@ def attention(
     """
     encodings = _encodings(encodings)
     keys = grid if keys is None or keys == grid else keys
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x, "[batch, heads, tokens, head_dim]")
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
     _check(q, k, v, grid, keys, encodings, dropout)
@@ -72,9 +74,18 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
         grid: where the tokens are: a grid, or several images in one tensor.
     """
     encodings = _encodings(encodings)
+    _check_tensor("x", x, "[batch, tokens, dim]")
     if isinstance(grid, Images):
         return grid.merge([encode(x, g, encodings) for x, g in zip(grid.split(x, "x"), grid.grids, strict=True)])
+    _check_grid("grid", grid)
+    grid.check(x.shape[1], "x")
+    grid.check_batch(x.shape[0], "x")
     for encoding in encodings:
+        _check_home(encoding, grid)
+        if x.shape[-1] != encoding.dim:
+            raise InputError(
+                f"{type(encoding).__name__} was built for {encoding.dim} features a token, but x has {x.shape[-1]}"
+            )
         x = encoding.tokens(x, grid)
     return x
 
@@ -148,6 +159,24 @@ def _encodings(encodings: Iterable[PositionEncoding]) -> tuple[PositionEncoding,
     return found
 
 
+def _check_tensor(name: str, x: object, shape: str) -> None:
+    if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+        raise InputError(f"{name} is {getattr(x, 'dtype', type(x).__name__)}, expected a floating tensor")
+    if x.ndim != len(shape.split(",")):
+        raise InputError(f"{name} {tuple(x.shape)}, expected {shape}")
+
+
+def _check_grid(name: str, grid: object) -> None:
+    if not isinstance(grid, Grid):
+        raise InputError(f"{name}={grid!r}, expected a whereformer.Grid, or Packed or Padded")
+
+
+def _check_home(encoding: PositionEncoding, grid: Grid) -> None:
+    if grid.axes != encoding.grid.axes:
+        name = type(encoding).__name__
+        raise InputError(f"{name} was built for {encoding.grid}, which has other axes than {grid}")
+
+
 def _check(
     q: Tensor,
     k: Tensor,
@@ -158,13 +187,7 @@ def _check(
     dropout: float,
 ) -> None:
     for name, x, grid in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
-        if not isinstance(grid, Grid):
-            which = "grid" if grid is queries else "keys"
-            raise InputError(f"{which}={grid!r}, expected a whereformer.Grid, or Packed or Padded")
-        if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            raise InputError(f"{name} is {getattr(x, 'dtype', type(x).__name__)}, expected a floating tensor")
-        if x.ndim != 4:
-            raise InputError(f"{name} {tuple(x.shape)}, expected [batch, heads, tokens, head_dim]")
+        _check_grid("grid" if grid is queries else "keys", grid)
         wanted = (*q.shape[:2], x.shape[-2] if keys is not queries else q.shape[-2], q.shape[-1])
         if tuple(x.shape) != wanted or x.dtype != q.dtype:
             raise InputError(
@@ -172,8 +195,11 @@ def _check(
                 + (" but for the tokens" if keys is not queries else "")
             )
         grid.check(x.shape[-2], name)
+        grid.check_batch(x.shape[0], name)
     _, heads, _, head_dim = q.shape
     for e in encodings:
+        _check_home(e, queries)
+        _check_home(e, keys)
         if queries is not keys and not e.crosses:
             raise InputError(
                 f"{type(e).__name__} says nothing of queries on {queries} and keys on {keys}: two grids"

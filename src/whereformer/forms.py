@@ -140,8 +140,7 @@ class OffsetBias:
             found, wanted = tuple(self.table.shape), ", ".join(map(str, size))
             raise InputError(f"OffsetBias: table {found}, expected [heads, {wanted}]")
         for grid in (self.queries, self.keys):
-            if isinstance(grid, Points) and not grid.whole:
-                raise InputError(f"OffsetBias: a table of whole offsets, but {grid} lies between patches")
+            grid.check_whole()
 
     @classmethod
     def of(

@@ -124,6 +124,14 @@ class Grid:
         >>> Grid(2, 3).keep(torch.tensor([[4, 0]])).coords().tolist()
         [[[1, 1], [0, 0]]]
         """
+        self._check_kept(index)
+        at, rest = [], index
+        for n in reversed(self.size):
+            at.append(rest % n)
+            rest = rest // n
+        return Points(self.height, self.width, self.prefix, self.frames, at=torch.stack(at[::-1], -1))
+
+    def _check_kept(self, index: Tensor) -> None:
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 2:
             found = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else repr(index)
             raise InputError(f"keep: index {found}, expected [batch or 1, kept] of torch.int64")
@@ -133,15 +141,16 @@ class Grid:
                 raise InputError(
                     f"keep: index from {least} to {most}, but {self} has patches 0 to {self.patches - 1}"
                 )
-        at, rest = [], index
-        for n in reversed(self.size):
-            at.append(rest % n)
-            rest = rest // n
-        return Points(self.height, self.width, self.prefix, self.frames, at=torch.stack(at[::-1], -1))
+
+    def check_whole(self) -> None:
+        """Raise if tokens lie between patches: what reads a table of whole offsets asks for it."""
 
     def as_row(self, device: torch.device | None = None) -> "Grid":
         """The same tokens as a sequence: one row, in row-by-row order."""
         return Grid(1, self.patches, self.prefix)
+
+    def check_batch(self, batch: int, what: str) -> None:
+        """Raise unless a batch of so many can lie on this grid: only `Points` have a batch of their own."""
 
     def check(self, tokens: int, what: str) -> None:
         """Raise unless `tokens` tokens lie on this grid."""
@@ -193,19 +202,44 @@ class Points(Grid):
         """Whether the points are patches of the grid."""
         return self.at.dtype == torch.int64
 
+    __eq__ = object.__eq__  # a grid's own would not look at the points
+    __hash__ = object.__hash__
+
     def coords(self, device: torch.device | None = None) -> Tensor:
         """(y, x), or (t, y, x), of each token, in patches: [b or 1, points, axes], int64 or floating."""
         return self.at if device is None else self.at.to(device)
 
     def raster(self, device: torch.device | None = None) -> Tensor:
         """The number of each patch in row-by-row order of the whole grid: [b or 1, points], int64."""
-        if not self.whole:
-            raise InputError(f"{self} lies between patches: expected whole (int64) coordinates for this encoding")
+        self.check_whole()
         number = 0
         for n, place in zip(self.size, self.coords(device).unbind(-1), strict=True):
             number = number * n + place
         assert isinstance(number, Tensor)
         return number
+
+    def keep(self, index: Tensor) -> "Points":
+        """Some of these points, by their place among the tokens behind the prefix.
+
+        >>> Grid(2, 3).keep(torch.tensor([[4, 0]])).keep(torch.tensor([[0]])).coords().tolist()
+        [[[1, 1]]]
+        """
+        self._check_kept(index)
+        batch = torch.broadcast_shapes(index.shape[:1], self.at.shape[:1])
+        index = index.to(self.at.device)[..., None].expand(*batch, -1, self.axes)
+        at = self.at.expand(*batch, -1, -1).gather(1, index)
+        return Points(self.height, self.width, self.prefix, self.frames, at=at)
+
+    def check_whole(self) -> None:
+        if not self.whole:
+            raise InputError(f"{self} lies between patches: expected whole (int64) coordinates for this encoding")
+
+    def check_batch(self, batch: int, what: str) -> None:
+        points = self.at.shape[0]
+        if points != 1 and points != batch:
+            raise InputError(
+                f"{what} has a batch of {batch}, but {self} has points for {points}, expected as many"
+            )
 
     def as_row(self, device: torch.device | None = None) -> "Points":
         number = self.raster(device)

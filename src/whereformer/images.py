@@ -41,10 +41,16 @@ class Images:
         """[batch, ..., tokens, d] to one such tensor for each image, without the others and without padding."""
         if x.shape[-2] != self.tokens:
             raise InputError(f"{what} has {x.shape[-2]} tokens, but {self} has {self.tokens}")
+        self.check_batch(x.shape[0], what)
         return [x[rows].index_select(-2, tokens) for rows, tokens in self.parts(x.device)]
+
+    def check_batch(self, batch: int, what: str) -> None:
+        """Raise unless a batch of so many can lie so."""
 
     def split_mask(self, mask: Tensor, keys: "Images", shape: Sequence[int]) -> list[Tensor]:
         """A mask broadcastable to `shape`, [batch, heads, queries, keys], to one for each image."""
+        if not isinstance(mask, Tensor):
+            raise InputError(f"mask={mask!r}, expected a tensor")
         try:
             whole = mask.expand(shape)
         except RuntimeError:
@@ -124,6 +130,10 @@ class Padded(Images):
     @property
     def tokens(self) -> int:
         return self.grid.tokens
+
+    def check_batch(self, batch: int, what: str) -> None:
+        if batch != len(self.grids):
+            raise InputError(f"{what} has a batch of {batch}, but {self} holds {len(self.grids)} images")
 
     def parts(self, device: torch.device | None = None) -> list[tuple[slice, Tensor]]:
         prefix = torch.arange(self.grid.prefix, device=device)

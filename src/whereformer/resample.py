@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError
+from whereformer.errors import check_one_of
 
 Stretch = Literal["bicubic", "bilinear", "geometric"]
 """How a table over offsets is read on another grid than its own."""
@@ -30,6 +30,7 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     Returns:
         [*size, channels], in the dtype of `table`; the very same values if the size stays.
     """
+    check_one_of("resample: mode", mode, ("bicubic", "bilinear"))
     exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to this one
     if not exporting and tuple(table.shape[:2]) == tuple(size):
         return table
@@ -97,8 +98,7 @@ def resample_offsets(
 
 def check_stretch(what: str, stretch: str) -> None:
     """Raise unless `stretch`, asked for by `what`, is one of `Stretch`."""
-    if stretch not in get_args(Stretch):
-        raise InputError(f"{what}: stretch={stretch!r}, expected one of {list(get_args(Stretch))}")
+    check_one_of(f"{what}: stretch", stretch, get_args(Stretch))
 
 
 def _progression(old: int, new: int, like: Tensor) -> Tensor:

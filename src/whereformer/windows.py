@@ -33,13 +33,15 @@ class Windows:
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid) or not self.grid.regular or self.grid.prefix:
             raise InputError(f"Windows: grid={self.grid!r}, expected a whole Grid without prefix tokens")
-        axes, shift = self.grid.axes, self.shift or (0,) * self.grid.axes
-        if len(self.window) != axes or any(not isinstance(n, int) or n < 1 for n in self.window):
+        axes = self.grid.axes
+        shift = (0,) * axes if self.shift is None else self.shift
+        if not _whole(self.window, axes) or any(n < 1 for n in self.window):
             raise InputError(f"Windows: window={self.window!r}, expected {axes} positive integers")
-        if len(shift) != axes or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
+        if not _whole(shift, axes) or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
             raise InputError(
                 f"Windows: shift={self.shift!r}, expected {axes} integers from 0 to below {self.window}"
             )
+        object.__setattr__(self, "window", tuple(self.window))
         object.__setattr__(self, "shift", tuple(shift))
 
     @property
@@ -110,6 +112,15 @@ class Windows:
     def _padding(self) -> tuple[int, ...]:
         sizes = zip(self.grid.size, self.counts, self.window, strict=True)
         return tuple(count * w - n for n, count, w in sizes)
+
+
+def _whole(numbers: object, count: int) -> bool:
+    """Whether these are so many integers."""
+    return (
+        isinstance(numbers, tuple | list)
+        and len(numbers) == count
+        and all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in numbers)
+    )
 
 
 def _grid(size: tuple[int, ...]) -> Grid:

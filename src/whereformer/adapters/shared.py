@@ -1,5 +1,6 @@
 """What the hosts have in common."""
 
+from collections.abc import Iterable
 from typing import cast
 
 from torch import Tensor, nn
@@ -25,11 +26,9 @@ def attach(module: nn.Module, behaviour: type[Equipped], encodings: list[Positio
     module.encodings = nn.ModuleList(encodings).train(module.training)
 
 
-def apply_tokens(encodings: nn.ModuleList, x: Tensor, grid: Grid) -> Tensor:
-    """What encodings say before a block, one after the other."""
-    for encoding in encodings:
-        x = cast(PositionEncoding, encoding).tokens(x, grid)
-    return x
+def held(encodings: nn.ModuleList) -> Iterable[PositionEncoding]:
+    """What a module holds, for the type checker."""
+    return cast("Iterable[PositionEncoding]", encodings)
 
 
 def names_of_parameters(model: nn.Module) -> set[str]:

@@ -14,9 +14,9 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from whereformer.adapters.shared import apply_tokens, attach, build, names_of_parameters
+from whereformer.adapters.shared import attach, build, held, names_of_parameters
 from whereformer.adapters.swap import Equipped, swap_class
-from whereformer.attention import attention
+from whereformer.attention import attention, encode
 from whereformer.catalog import Factory, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import Learned
@@ -55,7 +55,7 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
             x = super()._pos_embed(x)
         else:
             x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.view(x.shape[0], -1, x.shape[-1])], 1)
-        x = apply_tokens(self.encodings, x, grid)
+        x = encode(x, grid, held(self.encodings))
         return x if self.pos_embed is not None else self.pos_drop(x)
 
     @property
@@ -94,7 +94,7 @@ class EquippedBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
     def _compute(self, grid: Grid, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
             self.place.grid = grid
-        x = apply_tokens(self.encodings, x, grid)
+        x = encode(x, grid, held(self.encodings))
         return super().forward(x, *args, **kwargs)
 
 
@@ -128,7 +128,7 @@ class EquippedAttention(Equipped, *((Attention,) if TYPE_CHECKING else ())):
             k,
             v,
             self.place.grid,
-            cast("list[PositionEncoding]", self.encodings),
+            held(self.encodings),
             mask=attn_mask,
             dropout=self.attn_drop.p if self.training else 0.0,
         )

@@ -9,8 +9,9 @@ from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from timm.models.twins import PosConv, Twins
 from torch import Tensor, nn
 
-from whereformer.adapters.shared import apply_tokens, attach, build, names_of_parameters
+from whereformer.adapters.shared import attach, build, held, names_of_parameters
 from whereformer.adapters.swap import Equipped, swap_class
+from whereformer.attention import encode
 from whereformer.catalog import Factory, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import PEG
@@ -51,7 +52,7 @@ class EquippedStageBlock(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
     encodings: nn.ModuleList
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        return super().forward(apply_tokens(self.encodings, x, Grid(*size)), size)
+        return super().forward(encode(x, Grid(*size), held(self.encodings)), size)
 
 
 class Silent(nn.Module):

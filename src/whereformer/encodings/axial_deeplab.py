@@ -64,6 +64,8 @@ class AxialDeepLab(PositionEncoding):
         yield BucketValues(F.pad(r_v, (0, 1)).mT[None], here)
 
     def _read(self, queries: Grid, keys: Grid) -> tuple[tuple[Tensor, ...], Buckets, Buckets]:
+        for grid in (queries, keys):
+            grid.check_whole()
         patches = max(self._patches(queries), self._patches(keys))
         along = Exact(patches)
         mapping = Separable(along, None) if self.axis == "height" else Separable(None, along)

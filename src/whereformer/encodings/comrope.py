@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.rotary import check_axes, exact, exponential
+from whereformer.encodings.common.rotary import exact, exponential
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
@@ -88,7 +88,6 @@ class ComRoPE(PositionEncoding):
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
         """Where each patch is: [(b or 1,) patches, axes], in the dtype of the generators, float32 or more."""
-        check_axes(self, grid.size, self.grid.size, grid)
         coords = grid.coords(device).to(exact(self.generators).dtype)
         if self.training and self.perturb:
             moved = (0.5 * self.perturb * torch.randn_like(coords[..., -2:])).clamp(-0.5, 0.5)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.rotary import check_axes, exact, exponential, greater
+from whereformer.encodings.common.rotary import exact, exponential, greater
 from whereformer.errors import InputError, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
@@ -62,7 +62,6 @@ class LieRE(PositionEncoding):
 
     def places(self, grid: Grid, device: torch.device | None) -> Tensor:
         """Where each patch is: [(b or 1,) patches, axes], in the dtype of the generators, float32 or more."""
-        check_axes(self, grid.size, self.grid.size, grid)
         scale = [
             (1.0 if self.scaling == "pi" else n / home) / greater(n - 1, 1)
             for n, home in zip(grid.size, self.grid.size, strict=True)

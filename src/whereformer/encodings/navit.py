@@ -82,9 +82,7 @@ class NaViT(PositionEncoding):
             nn.init.normal_(table, std=self.std)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        if grid.axes != self.grid.axes:
-            raise InputError(f"NaViT: {grid}, but its tables are for {self.grid.axes} axes: built for {self.grid}")
-        phi = spread(*map(self._read, self.names, grid.size))
+        phi = spread(*(self._read(axis, n) for axis, n in zip(self.names, grid.size, strict=True)))
         match self.combine:
             case "sum":
                 image = sum(phi[1:], phi[0])

@@ -18,8 +18,6 @@ def depthwise(x: Tensor, grid: Grid, weight: Tensor, bias: Tensor | None) -> Ten
     Returns:
         [batch, patches, channels], in the dtype of `x`.
     """
-    if weight.ndim != grid.axes + 2:
-        raise InputError(f"a convolution over {weight.ndim - 2} axes, but {grid} has {grid.axes}")
     convolve = F.conv2d if grid.axes == 2 else F.conv3d
     bias = None if bias is None else bias.to(x.dtype)
     image = grid.lay(x).movedim(-1, 1)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError, check_count, check_one_of
+from whereformer.errors import check_count, check_one_of
 from whereformer.forms import AxisBias
-from whereformer.grid import Grid, Points
+from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Separable
 from whereformer.resample import resample
 
@@ -84,8 +84,7 @@ def per_axis(
         place: at which row of a table an offset is; where it is negative or too large, the first or last.
     """
     for grid in (queries, keys):
-        if isinstance(grid, Points) and not grid.whole:
-            raise InputError(f"{grid} lies between patches: expected whole (int64) coordinates for this encoding")
+        grid.check_whole()
     at = queries.coords(q[0].device)
     found = []
     for axis, (x, table) in enumerate(zip(q, tables, strict=True)):

@@ -127,7 +127,6 @@ class Rotary(PositionEncoding):
 
     def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """[(b or 1,) h or 1, patches, pairs], in radians, float32 or more."""
-        check_axes(self, self.size(grid), self.home(), grid)
         waves, places = self.waves(grid, device), self.places(grid, device)
         first, *others = (places[..., None, :, a, None] * waves[:, None, :, a] for a in range(waves.shape[-1]))
         return sum(others, start=first)
@@ -197,13 +196,6 @@ def beside_identity(matrices: Tensor, features: int) -> Tensor:
     d = matrices.shape[-1]
     rest = torch.eye(features - d, dtype=matrices.dtype, device=matrices.device)
     return F.pad(matrices, (0, features - d, 0, features - d)) + F.pad(rest, (d, 0, d, 0))
-
-
-def check_axes(encoding: PositionEncoding, size: Sequence[int], home: Sequence[int], grid: Grid) -> None:
-    """Raise unless a grid of `size` has as many axes as the home grid."""
-    if len(size) != len(home):
-        name = type(encoding).__name__
-        raise InputError(f"{name} was built for {encoding.grid}, which has other axes than {grid}")
 
 
 def check_theta(what: str, theta: object) -> None:
