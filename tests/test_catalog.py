@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from whereformer import Grid, InputError, parse
-from whereformer.catalog import CATALOG, FAMILIES, spell
+from whereformer.catalog import CATALOG, FAMILIES, options, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import IRPE, PEG, Learned
 
@@ -158,3 +158,19 @@ def test_families_hold_the_whole_catalog() -> None:
     names = [name for family in FAMILIES.values() for name in family]
     assert names == list(CATALOG)
     assert len({*CATALOG.values()}) == len(CATALOG)
+
+
+NAN, INF = float("nan"), float("inf")
+NONSENSE = (object(), "nonsense", "", NAN, INF, [], (), {}, ("a", "b"), (NAN, NAN), b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, cls in CATALOG.items() for option in options(cls)]
+)
+def test_options_refuse_nonsense_by_name(name: str, option: str) -> None:
+    default = options(CATALOG[name])[option]
+    more = (1, 0, None) if isinstance(default, bool) else (True,)
+    negative = () if option in ("offset", "grid_offset") else (-1.0,)
+    for value in (*NONSENSE, *more, *negative):
+        with pytest.raises(InputError, match=option):
+            CATALOG[name](24, 3, Grid(3, 4, 1), **{option: value})

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import add, check_size
-from whereformer.errors import check_positive
+from whereformer.encodings.common.absolute import add
+from whereformer.errors import check_bool, check_positive, check_size
 from whereformer.grid import Grid
 from whereformer.resample import resample
 
@@ -42,6 +42,7 @@ class AbsWin(PositionEncoding):
         std: float = 0.02,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("AbsWin: antialias", antialias)
         size = grid.size if size is None else size
         check_size("AbsWin: window", window)
         check_size("AbsWin: size", size)

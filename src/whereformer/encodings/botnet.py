@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import per_axis, resized
+from whereformer.errors import check_bool
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid
 
@@ -28,6 +29,7 @@ class BoTNet(PositionEncoding):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = True) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("BoTNet: scaled", scaled)
         self.scaled = scaled
         self.rows = nn.Parameter(torch.empty(2 * grid.height - 1, self.head_dim))
         self.columns = nn.Parameter(torch.empty(2 * grid.width - 1, self.head_dim))

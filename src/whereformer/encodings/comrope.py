@@ -1,4 +1,3 @@
-import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.rotary import exact, exponential
-from whereformer.errors import InputError, check_one_of, check_positive
+from whereformer.errors import InputError, check_at_least, check_one_of, check_positive
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
 
@@ -56,8 +55,7 @@ class ComRoPE(PositionEncoding):
         if isinstance(block, bool) or not isinstance(block, int) or block < 2 or self.head_dim % (block * parts):
             features = f"the {self.head_dim} features a head" + (f", in {parts} parts" if parts > 1 else "")
             raise InputError(f"ComRoPE: block={block!r}, expected at least 2, and to divide {features}")
-        if not 0 <= perturb < math.inf:
-            raise InputError(f"ComRoPE: perturb={perturb!r}, expected a number of at least 0")
+        check_at_least("ComRoPE: perturb", perturb, 0)
         check_positive("ComRoPE: std", std)
         self.kind, self.block, self.perturb, self.std = kind, block, perturb, std
         count = self.head_dim // block

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import per_axis, resized
-from whereformer.errors import check_positive
+from whereformer.errors import check_bool, check_positive
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid
 
@@ -34,6 +34,7 @@ class Decomposed(PositionEncoding):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = False, std: float = 0.02) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("Decomposed: scaled", scaled)
         if std != 0:
             check_positive("Decomposed: std", std)
         self.scaled = scaled

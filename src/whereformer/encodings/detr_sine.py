@@ -5,7 +5,7 @@ from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.absolute import add, waves
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_bool, check_numbers, check_positive
 from whereformer.grid import Grid
 
 
@@ -42,12 +42,12 @@ class DETRSine(PositionEncoding):
         temperature: float = 10000.0,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("DETRSine: normalize", normalize)
         if dim % 4:
             raise InputError(f"DETRSine: dim={dim}, expected a multiple of 4")
         check_positive("DETRSine: scale", scale)
         check_positive("DETRSine: temperature", temperature)
-        if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
-            raise InputError(f"DETRSine: offset={offset!r}, expected a number, such as -0.5")
+        check_numbers("DETRSine: offset", (offset,), 1)
         if not normalize and (offset or scale != 2 * math.pi):
             raise InputError(f"DETRSine: scale={scale}, offset={offset} with normalize=False, which has neither")
         self.normalize = normalize

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encodings.common.rotary import Rotary, Spectrum, axial, check_theta, greater
-from whereformer.errors import InputError, check_one_of, check_positive
+from whereformer.errors import InputError, check_at_least, check_numbers, check_one_of, check_positive
 from whereformer.grid import Grid
 
 
@@ -50,13 +50,15 @@ class DINOv3(Rotary):
         super().__init__(dim, num_heads, grid, layout="half")
         check_theta("DINOv3: base", base)
         check_one_of("DINOv3: normalise", normalise, ("separate", "max", "min"))
-        if periods is not None and not 0 < periods[0] < periods[1]:
-            raise InputError(f"DINOv3: periods={periods!r}, expected (least, most), 0 < least < most, or None")
+        if periods is not None:
+            check_numbers("DINOv3: periods", periods, 2)
+            if not 0 < periods[0] < periods[1]:
+                raise InputError(f"DINOv3: periods={periods!r}, expected (least, most), 0 < least < most, or None")
         if shift is not None:
             check_positive("DINOv3: shift", shift)
         for name, value in (("jitter", jitter), ("rescale", rescale)):
-            if value is not None and not 1 <= value < math.inf:
-                raise InputError(f"DINOv3: {name}={value!r}, expected a number of at least 1, or None")
+            if value is not None:
+                check_at_least(f"DINOv3: {name}", value, 1)
         self.base, self.periods, self.normalise = base, periods, normalise
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         count = self.share(2)

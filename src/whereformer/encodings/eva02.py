@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encodings.common.rotary import Order, Rotary, Scaling, Spectrum, axial, check_theta
-from whereformer.errors import InputError, check_one_of
+from whereformer.errors import check_numbers, check_one_of, check_size
 from whereformer.forms import Layout
 from whereformer.grid import Grid
 
@@ -43,8 +43,9 @@ class EVA02(Rotary):
         super().__init__(dim, num_heads, grid, layout=layout, scaling=scaling)
         check_theta("EVA02: theta", theta)
         check_one_of("EVA02: order", order, ("y", "x"))
-        if reference is not None and (len(reference) != 2 or any(n < 1 for n in reference)):
-            raise InputError(f"EVA02: reference={reference!r}, expected (height, width) of a grid, or None")
+        check_numbers("EVA02: grid_offset", (grid_offset,), 1)
+        if reference is not None:
+            check_size("EVA02: reference", reference)
         self.theta, self.grid_offset = theta, grid_offset
         self.order: Order = order
         self.reference = None if reference is None else tuple(reference)

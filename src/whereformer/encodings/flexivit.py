@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import add, check_size
-from whereformer.errors import check_positive
+from whereformer.encodings.common.absolute import add
+from whereformer.errors import check_bool, check_positive, check_size
 from whereformer.grid import Grid
 from whereformer.resample import resample
 
@@ -39,6 +39,7 @@ class FlexiViT(PositionEncoding):
         std: float | None = None,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("FlexiViT: antialias", antialias)
         check_size("FlexiViT: size", size)
         self.std: float = dim**-0.5 if std is None else std
         check_positive("FlexiViT: std", self.std)

@@ -3,7 +3,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_at_least, check_positive
 from whereformer.grid import Grid
 
 
@@ -40,7 +40,8 @@ class GoldenGate(Rotary):
         check_positive("GoldenGate: max_freq", max_freq)
         if min_freq >= max_freq:
             raise InputError(f"GoldenGate: min_freq={min_freq}, expected less than max_freq={max_freq}")
-        if not 0 <= zero_freqs < 1:
+        check_at_least("GoldenGate: zero_freqs", zero_freqs, 0)
+        if zero_freqs >= 1:
             raise InputError(f"GoldenGate: zero_freqs={zero_freqs!r}, expected a share, 0 <= zero_freqs < 1")
         self.min_freq, self.max_freq, self.zero_freqs = min_freq, max_freq, zero_freqs
         self.zeros = round(zero_freqs * self.share(1))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool
 from whereformer.forms import Bias, BucketBias, DenseBias
 from whereformer.grid import Grid
 
@@ -55,7 +55,8 @@ class Huang(PositionEncoding):
         shared: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if isinstance(method, bool) or method not in (1, 2, 3, 4):
+        check_bool("Huang: shared", shared)
+        if isinstance(method, bool) or not isinstance(method, int) or method not in (1, 2, 3, 4):
             raise InputError(f"Huang: method={method!r}, expected one of the paper's, 1 to 4")
         check_offsets("Huang", offsets, clip)
         self.method = method

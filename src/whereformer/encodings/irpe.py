@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_bool, check_positive
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Euclidean, Index, Mapping, Piecewise, Quantization, Separable
@@ -77,6 +77,8 @@ class IRPE(PositionEncoding):
         scale_bias: bool = False,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        for name, value in (("shared", shared), ("rounded", rounded), ("scale_bias", scale_bias)):
+            check_bool(f"IRPE: {name}", value)
         self.method = _one_of("method", method, get_args(Method))
         self.mode = _one_of("mode", mode, get_args(Mode))
         _one_of("index", index, ("piecewise", "clip"))

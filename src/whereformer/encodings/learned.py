@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_one_of, check_positive
+from whereformer.errors import InputError, check_bool, check_one_of, check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample
 
@@ -39,6 +39,8 @@ class Learned(PositionEncoding):
         std: float = 0.02,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        for name, value in (("antialias", antialias), ("prefix_rows", prefix_rows)):
+            check_bool(f"Learned: {name}", value)
         check_one_of("Learned: mode", mode, ("bicubic", "bilinear"))
         self.prefix_rows = grid.prefix if prefix_rows else 0
         check_positive("Learned: std", std)

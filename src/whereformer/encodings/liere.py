@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.rotary import exact, exponential, greater
-from whereformer.errors import InputError, check_one_of
+from whereformer.errors import InputError, check_bool, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
 
@@ -44,6 +44,7 @@ class LieRE(PositionEncoding):
         scaling: Literal["none", "pi"] = "none",
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("LieRE: shared", shared)
         check_one_of("LieRE: scaling", scaling, ("none", "pi"))
         self.block = self.head_dim if block is None else block
         if isinstance(block, bool) or not isinstance(self.block, int) or not 2 <= self.block <= self.head_dim:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_count
+from whereformer.errors import check_count, check_size
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 from whereformer.resample import without_autocast
@@ -46,9 +46,7 @@ class LogCPB(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         pretrained = grid.size if pretrained is None else pretrained
-        whole = isinstance(pretrained, tuple | list) and all(isinstance(m, int) and m > 0 for m in pretrained)
-        if not whole or len(pretrained) != grid.axes:
-            raise InputError(f"LogCPB: pretrained={pretrained!r}, expected {grid.axes} positive integers")
+        check_size("LogCPB: pretrained", pretrained, grid.axes)
         check_count("LogCPB: hidden", hidden)
         self.pretrained = tuple(pretrained)
         self.w1 = nn.Parameter(torch.empty(hidden, grid.axes))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_numbers, check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 
@@ -64,9 +64,9 @@ class LookHere(PositionEncoding):
         if not kinds or not set(kinds) <= VIEWS.keys():
             raise InputError(f"LookHere: views={views!r}, expected some of {list(VIEWS)}, joined by hyphens")
         check_positive("LookHere: slope", slope)
-        if not isinstance(layer_slopes, tuple | list) or len(layer_slopes) != 2:
-            raise InputError(f"LookHere: layer_slopes={layer_slopes!r}, expected two numbers")
-        if (layer is None) != (depth is None) or (layer is not None and not 0 <= layer < (depth or 0)):
+        check_numbers("LookHere: layer_slopes", layer_slopes, 2)
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (layer, depth))
+        if not (layer is depth is None or (whole and 0 <= (layer or 0) < (depth or 0))):
             raise InputError(
                 f"LookHere: layer={layer!r} of depth={depth!r}, expected 0 <= layer < depth, or neither"
             )

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_numbers
 from whereformer.grid import Grid
 
 
@@ -36,7 +36,8 @@ class MRoPE(Rotary):
     ) -> None:
         super().__init__(dim, num_heads, grid, layout="half", scaling=scaling)
         check_theta("MRoPE: theta", theta)
-        if len(sections) != 3 or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in sections):
+        check_numbers("MRoPE: sections", sections, 3)
+        if any(not isinstance(s, int) or s < 0 for s in sections):
             raise InputError(f"MRoPE: sections={sections!r}, expected three numbers of pairs, of t, y and x")
         self.sections, self.theta = tuple(sections), theta
         self.spectrum = Spectrum.of(self.share(1), theta)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.depthwise import check_kernel_size, depthwise
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool
 from whereformer.grid import Grid
 
 
@@ -44,7 +44,8 @@ class PEG(PositionEncoding):
         bias: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        self.after = tuple(after) if isinstance(after, Sequence) else (after,)
+        check_bool("PEG: bias", bias)
+        self.after = tuple(after) if isinstance(after, tuple | list | range) else (after,)
         if not self.after or any(isinstance(a, bool) or not isinstance(a, int) or a < -1 for a in self.after):
             raise InputError(f"PEG: after={after!r}, expected a block, or blocks, counted from 0, or -1")
         if len(set(self.after)) < len(self.after):

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import key_minus_query, near, per_axis, resized
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool
 from whereformer.forms import AxisBias, LowRankBias
 from whereformer.grid import Grid
 
@@ -34,6 +34,7 @@ class SASA(PositionEncoding):
         self, dim: int, num_heads: int, grid: Grid, *, window: int | None = None, scaled: bool = True
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("SASA: scaled", scaled)
         whole = window is None or (isinstance(window, int) and not isinstance(window, bool))
         if not whole or (window is not None and (window < 1 or window % 2 == 0)):
             raise InputError(f"SASA: window={window!r}, expected an odd positive integer, in patches, or None")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 
@@ -47,6 +47,7 @@ class Shaw(PositionEncoding):
         shared: bool = True,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("Shaw: shared", shared)
         if on not in ("k", "v", "kv"):
             raise InputError(f"Shaw: on={on!r}, expected 'k', 'v' or 'kv'")
         check_offsets("Shaw", offsets, clip)

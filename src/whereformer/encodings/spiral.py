@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_bool, check_positive
 from whereformer.grid import Grid
 
 
@@ -46,6 +46,8 @@ class SpiralRoPE(Rotary):
         scaling: Scaling = "pi",
     ) -> None:
         super().__init__(dim, num_heads, grid, scaling=scaling)
+        for name, value in (("shared", shared), ("clamped", clamped)):
+            check_bool(f"SpiralRoPE: {name}", value)
         if isinstance(directions, bool) or not isinstance(directions, int) or directions < 2 or directions % 2:
             raise InputError(f"SpiralRoPE: directions={directions!r}, expected an even number of at least 2")
         check_theta("SpiralRoPE: theta", theta)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_one_of
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 
@@ -56,7 +56,8 @@ class T5(PositionEncoding):
         check_one_of("T5: method", method, get_args(Method))
         if not isinstance(buckets, int) or isinstance(buckets, bool) or buckets < 4 or buckets % 4:
             raise InputError(f"T5: buckets={buckets!r}, expected a positive multiple of 4")
-        if not isinstance(farthest, int | float) or isinstance(farthest, bool) or farthest <= buckets // 4:
+        check_positive("T5: farthest", farthest)
+        if farthest <= buckets // 4:
             raise InputError(f"T5: farthest={farthest!r}, expected a number above buckets / 4 = {buckets // 4}")
         self.method: Method = method
         self.buckets = buckets

@@ -12,7 +12,7 @@ from whereformer.encodings.common.offsets import (
     per_axis,
     query_minus_key,
 )
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_bool, check_positive
 from whereformer.forms import AxisBias, BucketBias, DenseBias
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Separable
@@ -57,6 +57,7 @@ class TransformerXL(PositionEncoding):
         temperature: float = 10000.0,
     ) -> None:
         super().__init__(dim, num_heads, grid)
+        check_bool("TransformerXL: shared", shared)
         check_offsets("TransformerXL", offsets, clip)
         check_positive("TransformerXL: temperature", temperature)
         self.offsets: Offsets = offsets

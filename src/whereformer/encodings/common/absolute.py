@@ -1,13 +1,12 @@
 """What absolute encodings share: sinusoids, tables along an axis, and how all of them are added."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError, check_count
+from whereformer.errors import InputError
 from whereformer.grid import Grid
 from whereformer.resample import resample, without_autocast
 
@@ -60,10 +59,3 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b in float32, or in the dtype of `x` if that is wider, under autocast too."""
     with without_autocast(x.device):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def check_size(what: str, value: object) -> None:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise InputError(f"{what}={value!r}, expected a height and a width, such as (7, 7)")
-    for side in value:
-        check_count(what, side)
