@@ -283,9 +283,10 @@ def test_equations(text: str, queries: Grid, keys: Grid, home: Grid) -> None:
 
 def test_vit_relative_counts_a_video_frame_by_frame() -> None:
     video, line = Grid(2, 3, prefix=1, frames=2), Grid(1, 12, prefix=1)
-    encoding = build("vit_relative", video)
+    of_video, of_line = build("vit_relative", video), build("vit_relative", line)
+    of_line.load_state_dict(of_video.state_dict())
     q, k, v = inputs(line, line)
-    close(attention(q, k, v, video, [encoding]), attention(q, k, v, line, [encoding]), roundings=0)
+    close(attention(q, k, v, video, [of_video]), attention(q, k, v, line, [of_line]), roundings=0)
 
 
 def test_vit_relative_takes_the_end_of_a_row_for_a_neighbour_of_the_next() -> None:

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from types import UnionType
 
 
 class InputError(ValueError):
@@ -37,17 +38,22 @@ def check_bool(what: str, value: object) -> None:
 
 
 def check_numbers(what: str, value: object, count: int) -> None:
-    """Raise unless `value`, called `what`, is so many finite numbers in a row."""
-    found = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
-    plain = (isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in found)
-    if len(found) != count or not all(plain):
-        shown, wanted = (value, f"{count} numbers") if count > 1 or not found else (found[0], "a number")
-        raise InputError(f"{what}={shown!r}, expected {wanted}")
+    """Raise unless `value`, called `what`, is so many finite numbers in a row; for a count of 1, a number."""
+    found = (value,) if count == 1 else value
+    if not _numbers(found, count):
+        wanted = {1: "a number", 2: "two numbers", 3: "three numbers"}
+        raise InputError(f"{what}={value!r}, expected {wanted[count]}")
 
 
 def check_size(what: str, value: object, axes: int = 2) -> None:
     """Raise unless `value`, called `what`, is the size of a grid of so many axes."""
-    check_numbers(what, value, axes)
-    assert isinstance(value, Sequence)
-    if not all(isinstance(n, int) and n > 0 for n in value):
+    if not _numbers(value, axes, int) or any(n < 1 for n in value):  # pyright: ignore[reportGeneralTypeIssues]
         raise InputError(f"{what}={value!r}, expected {axes} positive integers, such as {(7,) * axes}")
+
+
+def _numbers(found: object, count: int, kind: UnionType | type = int | float) -> bool:
+    return (
+        isinstance(found, Sequence)
+        and len(found) == count
+        and all(isinstance(n, kind) and not isinstance(n, bool) and math.isfinite(n) for n in found)
+    )

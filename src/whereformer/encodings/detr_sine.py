@@ -47,7 +47,7 @@ class DETRSine(PositionEncoding):
             raise InputError(f"DETRSine: dim={dim}, expected a multiple of 4")
         check_positive("DETRSine: scale", scale)
         check_positive("DETRSine: temperature", temperature)
-        check_numbers("DETRSine: offset", (offset,), 1)
+        check_numbers("DETRSine: offset", offset, 1)
         if not normalize and (offset or scale != 2 * math.pi):
             raise InputError(f"DETRSine: scale={scale}, offset={offset} with normalize=False, which has neither")
         self.normalize = normalize

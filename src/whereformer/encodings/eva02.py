@@ -43,7 +43,7 @@ class EVA02(Rotary):
         super().__init__(dim, num_heads, grid, layout=layout, scaling=scaling)
         check_theta("EVA02: theta", theta)
         check_one_of("EVA02: order", order, ("y", "x"))
-        check_numbers("EVA02: grid_offset", (grid_offset,), 1)
+        check_numbers("EVA02: grid_offset", grid_offset, 1)
         if reference is not None:
             check_size("EVA02: reference", reference)
         self.theta, self.grid_offset = theta, grid_offset
