@@ -191,8 +191,8 @@ WHEN = {
 }
 
 EVERYWHERE = (
-    "Every encoding takes grids that are not square, any number of prefix tokens, masks, several images packed"
-    " into one sequence or padded into one batch, and, if it does not say otherwise, a part of the patches."
+    "Every encoding takes grids that are not square, the prefix tokens it was built for, masks, several images"
+    " packed into one sequence or padded into one batch, and, if it does not say otherwise, a part of the patches."
 )
 """What need not be said of each."""
 
