@@ -26,7 +26,7 @@ from whereformer.encodings import (
     half_to_interleaved,
     interleaved_to_half,
 )
-from whereformer.encodings._rotary import Spectrum
+from whereformer.encodings.common.rotary import Spectrum
 from whereformer.encodings.nd_rope import simplex
 
 HEADS, D = 2, 16
@@ -250,7 +250,7 @@ def nd_rope(e: Any, grid: Grid) -> Angle:
 
     def angle(h: int, c: int, place: Place) -> float:
         k, s = divmod(c, scales)
-        wave = e.directions[h, s if e.turned == "scale" else 0, k].tolist()[::-1]
+        wave = e.corners()[0 if e.turned == "none" else h, s if e.turned == "scale" else 0, k].tolist()[::-1]
         sizes = zip(grid.size, e.grid.size, strict=True)
         f = [frequency(e.scaling, s, scales, e.theta, now, then) for now, then in sizes]
         return sum(w * g * p for w, g, p in zip(wave, f, place, strict=True))
@@ -704,6 +704,8 @@ def test_layouts_differ_by_the_order_of_rows_of_projections(pairs: int | None) -
     for new, old in zip(half, (wq, wk, b), strict=True):
         assert torch.equal(half_to_interleaved(new, HEADS, pairs), old)
         assert not torch.equal(new, old)
+        left = [one.unflatten(0, (HEADS, D))[:, 2 * count :] for one in (new, old)]
+        assert torch.equal(*left), "what does not turn is not reordered"
 
 
 def test_mixed_frequencies_start_at_right_angles() -> None:
@@ -730,12 +732,12 @@ def test_each_head_of_nd_rope_turns_its_simplex(grid: Grid) -> None:
     n = grid.axes
     for turned, own, different in (("head", 1, 3), ("scale", 2, 6), ("none", 1, 1)):
         e = NDRoPE(3 * 16, 3, grid, turned=turned)  # type: ignore[arg-type]
-        assert e.directions.shape == (3, own, n + 1, n)
-        gram = e.directions @ e.directions.mT
+        assert e.corners().shape == (1 if turned == "none" else 3, own, n + 1, n)
+        gram = e.corners() @ e.corners().mT
         torch.testing.assert_close(gram, (simplex(n) @ simplex(n).mT).expand_as(gram), rtol=0, atol=1e-6)
-        volumes = torch.linalg.det(e.directions[..., :n, :])
+        volumes = torch.linalg.det(e.corners()[..., :n, :])
         torch.testing.assert_close(volumes, torch.linalg.det(simplex(n)[:n]).expand_as(volumes))
-        assert e.directions[..., 0, 0].flatten().unique().numel() == different
+        assert e.corners()[..., 0, 0].flatten().unique().numel() == different
 
 
 def test_spiral_has_as_many_directions_as_it_says() -> None:

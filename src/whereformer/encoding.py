@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.forms import Bias, Turn, Values
 from whereformer.grid import Grid
 
@@ -33,6 +33,10 @@ class PositionEncoding(nn.Module):
     """On what it is defined: 2 for images, 3 for videos."""
     crosses: bool = True
     """Whether queries and keys may lie on two grids."""
+    by_offset: bool = True
+    """Whether what it says to attention depends on offsets alone: not on where a query and a key lie together."""
+    keeps_norms: bool = True
+    """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
 
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__()
@@ -42,8 +46,7 @@ class PositionEncoding(nn.Module):
             wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
             raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
         for name, value in (("dim", dim), ("num_heads", num_heads)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{type(self).__name__}: {name}={value!r}, expected a positive integer")
+            check_count(f"{type(self).__name__}: {name}", value)
         if dim % num_heads:
             raise InputError(f"{type(self).__name__}: dim={dim} is not a multiple of num_heads={num_heads}")
         self.dim = dim

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings._rotary import check_axes, check_one_of, exact, exponential, greater
-from whereformer.errors import InputError
+from whereformer.encodings.common.rotary import check_axes, exact, exponential, greater
+from whereformer.errors import InputError, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
 
@@ -52,6 +52,10 @@ class LieRE(PositionEncoding):
         blocks, entries = self.head_dim // self.block, self.block * (self.block - 1) // 2
         self.generators = nn.Parameter(torch.empty(grid.axes, 1 if shared else num_heads, blocks, entries))
         self.reset_parameters()
+
+    @property
+    def by_offset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.block == 2
 
     def reset_parameters(self) -> None:
         nn.init.uniform_(self.generators, 0, 2 * math.pi)

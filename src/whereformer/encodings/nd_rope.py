@@ -3,7 +3,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from whereformer.encodings._rotary import Rotary, Scaling, Spectrum, check_one_of, check_theta, exact
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta, exact
+from whereformer.errors import check_one_of
 from whereformer.forms import Layout
 from whereformer.grid import Grid
 
@@ -24,7 +25,7 @@ class NDRoPE(Rotary):
             ramp.)
 
     Shapes: directions [num_heads, 1 or S, n + 1, n], (x, y) or (x, y, t) last; not trained. The released
-    checkpoints hold those of all blocks as (num_heads, blocks, n + 1, n).
+    checkpoints hold those of all blocks as (num_heads, blocks, n + 1, n). turned="none" has none.
     """
 
     formula = "R(θ^(−s/S) ω_k · p), ω_k the corners of a regular simplex"
@@ -48,17 +49,18 @@ class NDRoPE(Rotary):
         n = grid.axes
         self.spectrum = Spectrum.of(self.share(n + 1, rest=True), theta)
         own = self.spectrum.count if turned == "scale" else 1
-        self.directions = nn.Parameter(torch.empty(num_heads, own, n + 1, n), requires_grad=False)
+        self.directions = None
+        if turned != "none":
+            self.directions = nn.Parameter(torch.empty(num_heads, own, n + 1, n), requires_grad=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        if self.directions is None:
+            return
         heads, own, _, n = self.directions.shape
         like = {"device": self.directions.device, "dtype": torch.float32}
-        corner = simplex(n).to(**like)
-        if self.turned == "none":
-            self.directions.copy_(corner)
-            return
+        corner = simplex(n, self.directions.device)
         turn, triangle = torch.linalg.qr(torch.randn(heads, own, n, n, **like))
         turn = turn * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]  # uniform over all orthogonal ones
         mirrored = torch.linalg.det(turn).sign()[..., None, None]
@@ -66,18 +68,23 @@ class NDRoPE(Rotary):
         self.directions.copy_(corner @ turn.mT)
 
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
-        scales = self.stretched(self.spectrum, grid, self.directions.device)  # [S, n]
-        waves = exact(self.directions).flip(-1) * scales[:, None]  # [h, S, n + 1, n]
+        directions = self.corners(device)
+        scales = self.stretched(self.spectrum, grid, directions.device)  # [S, n]
+        waves = exact(directions).flip(-1) * scales[:, None]  # [h, S, n + 1, n]
         return waves.transpose(1, 2).flatten(1, 2)
+
+    def corners(self, device: torch.device | None = None) -> Tensor:
+        """The ω_k of each head and scale: [num_heads or 1, 1 or S, n + 1, n]."""
+        return simplex(self.grid.axes, device)[None, None] if self.directions is None else self.directions
 
     def extra_repr(self) -> str:
         said = ("theta", "turned", "layout", "scaling")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in said)
 
 
-def simplex(n: int) -> Tensor:
+def simplex(n: int, device: torch.device | None = None) -> Tensor:
     """The n + 1 corners of a regular simplex on the unit sphere: [n + 1, n]; the product of any two is −1/n."""
-    corners = torch.zeros(n + 1, n)
+    corners = torch.zeros(n + 1, n, device=device)
     for axis in range(n):
         corners[axis, axis] = (1 - corners[axis].square().sum()).sqrt()
         corners[axis + 1 :, axis] = (-1 / n - (corners[axis + 1 :] * corners[axis]).sum(-1)) / corners[axis, axis]

@@ -5,15 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings._rotary import (
-    Rotary,
-    Scaling,
-    Spectrum,
-    axial,
-    beside_identity,
-    check_one_of,
-    check_theta,
-)
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, axial, beside_identity, check_theta
+from whereformer.errors import check_one_of
 from whereformer.forms import MatrixRotation, Rotation
 from whereformer.grid import Grid
 
@@ -51,6 +44,14 @@ class VJEPA2(Rotary):
         check_one_of("VJEPA2: pairing", pairing, ("paired", "repeated"))
         self.theta, self.pairing = theta, pairing
         self.spectrum = Spectrum.of(self.share(3, rest=True), theta)
+
+    @property
+    def keeps_norms(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.pairing == "paired"
+
+    @property
+    def by_offset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.pairing == "paired"
 
     def size(self, grid: Grid) -> tuple[int, ...]:
         return (1, *grid.size)[-3:]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.grid import Grid
 from whereformer.resample import resample, without_autocast
 
@@ -60,16 +60,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b in float32, or in the dtype of `x` if that is wider, under autocast too."""
     with without_autocast(x.device):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def check_one_of(what: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")
-
-
-def check_count(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{what}={value!r}, expected a positive integer")
 
 
 def check_size(what: str, value: object) -> None:
