@@ -242,7 +242,8 @@ class Docstring:
 
 
 def docstring(cls: type[PositionEncoding]) -> Docstring:
-    """
+    """Without its doctests.
+
     >>> docstring(CATALOG["peg"]).options["kernel_size"]
     'k, odd.'
     """
@@ -253,6 +254,8 @@ def docstring(cls: type[PositionEncoding]) -> Docstring:
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         if line.strip() == "Args:":
             here = options
+        elif line.startswith(">>> "):
+            here = []
         elif heading := re.match(r"(Shapes|Start|Order): ?(.*)", line):
             here = sections.setdefault(heading[1], [heading[2]])
         elif here is options and line and not line.startswith(" "):
