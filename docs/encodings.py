@@ -149,7 +149,7 @@ def index(found: list[Entry]) -> str:
         rows.append([f"[`{name}`]({code(layer)})", escaped(first)])
     parts += [
         "## Attention of their own",
-        "`whereformer.layers` has what no form can say:",
+        "What no form can say: see [Layers](../layers.md).",
         table(["", "is"], rows),
     ]
     used = [sizes for sizes in SIZES if any(one.sizes == sizes for one in found)]
