@@ -85,7 +85,33 @@ CONTEXTUAL = [
     "axial_deeplab(axis='width')",
 ]
 
-BIASES: list[str] = []
+BIASES = [
+    "swin",
+    "swin(stretch='bilinear')",
+    "swin(stretch='geometric')",
+    "maxvit",
+    "beit",
+    "beit(stretch='bicubic')",
+    "levit",
+    "levit(stride=2)",
+    "log_cpb(hidden=8)",
+    "log_cpb(hidden=8, pretrained=(8, 6))",
+    "dpb",
+    "t5",
+    "t5(method='product', buckets=8, farthest=6)",
+    "t5(method='raster')",
+    "alibi",
+    "alibi(distance='manhattan')",
+    "alibi2d",
+    "lookhere(layer=3, depth=12)",
+    "lookhere(views='halves', layer=0, depth=1)",
+    "lookhere(views='eighths1-diagonals', layer=1, depth=2)",
+    "rmt",
+    "kerple",
+    "kerple(kernel='power', distance='raster')",
+    "fire",
+    "fire(threshold=64.0, distance='raster')",
+]
 
 ROTARY = [
     "rope1d",
@@ -131,6 +157,7 @@ COMPILED = {
     *("learned", "sincos2d", "detr_learned(size=2, mode='interpolate')", "perceiver(bands=4, resolution=16)"),
     *("peg", "lepe"),
     *("shaw", "transformer_xl", "decomposed"),
+    *("beit", "levit(stride=2)", "dpb", "lookhere(layer=3, depth=12)"),
     *("irpe(on='qkv')", "irpe(method='quantization', quant='rank', on='qv')"),
     *("rope_axial(layout='half', scaling='yarn')", "rope_mixed(scaling='pi')", "liere", "dinov3"),
     *(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from whereformer import Grid, InputError, parse
-from whereformer.catalog import CATALOG, entries, options, spell
-from whereformer.encoding import MOMENTS, PositionEncoding
+from whereformer.catalog import CATALOG, FAMILIES, spell
+from whereformer.encoding import PositionEncoding
 from whereformer.encodings import IRPE, PEG, Learned
 
 TEXTS = [
@@ -154,15 +154,7 @@ def test_spell_names_what_the_catalog_does_not_hold() -> None:
     assert spell(lambda dim, num_heads, grid: IRPE(dim, num_heads, grid)) == "<lambda>"
 
 
-def test_entries_tell_formula_moments_options_and_paper() -> None:
-    found = entries()
-    assert [entry.name for entry in found] == list(CATALOG)
-    for entry in found:
-        assert entry.formula
-        assert entry.paper
-        assert set(entry.moments) <= set(MOMENTS)
-        assert entry.options == options(CATALOG[entry.name])
-    by_name = {entry.name: entry for entry in found}
-    assert tuple(by_name["irpe"].moments) == ("biases", "values")
-    assert tuple(by_name["none"].moments) == ()
-    assert by_name["peg"].options == {"after": 0, "kernel_size": 3, "bias": True}
+def test_families_hold_the_whole_catalog() -> None:
+    names = [name for family in FAMILIES.values() for name in family]
+    assert names == list(CATALOG)
+    assert len({*CATALOG.values()}) == len(CATALOG)

@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 import whereformer
-from whereformer.catalog import CATALOG
+from whereformer.catalog import CATALOG, FAMILIES
 from whereformer.cli import main
 
 
@@ -38,12 +39,37 @@ def test_list(capsys):
     assert code == 0
     found = {entry["name"]: entry for entry in json.loads(out)}
     assert found.keys() == CATALOG.keys()
-    assert found["irpe"]["moments"] == ["biases", "values"]
+    assert found["irpe"]["moments"] == ["biases"]
     assert found["irpe"]["options"]["ratio"] == 1.9
     assert all(entry["formula"] and entry["paper"] for entry in found.values())
     code, out, _ = call(capsys, "list")
     assert code == 0
     assert all(name in out for name in CATALOG)
+    assert all(family.upper() in out for family in FAMILIES)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_list_of_one(capsys):
+    code, out, _ = call(capsys, "list", "irpe(on='qkv', method='cross')")
+    assert code == 0
+    assert "on='qkv'" in out
+    assert "method='cross'" in out
+    assert "shared=True" in out
+    assert "e_ij = q_i·k_j/√d + b_ij" in out
+    assert "BucketBias and BucketValues" in out
+    code, out, _ = call(capsys, "list", "irpe(on='qkv', method='cross')", "--json")
+    assert code == 0
+    assert json.loads(out)["moments"] == ["biases", "values"]
+
+
+def test_list_of_one_in_a_terminal_shows_a_picture(capsys, monkeypatch):
+    monkeypatch.setattr(
+        "whereformer.cli._console", lambda: Console(width=100, force_terminal=True, color_system="truecolor")
+    )
+    code, out, _ = call(capsys, "list", "sincos2d")
+    assert code == 0
+    assert "similarity" in out
+    assert out.count("[48;2;") + out.count(";48;2;") >= 9 * 13 * 3
 
 
 def test_cost(capsys):
@@ -60,6 +86,9 @@ MISTAKES = {
     "no command": [],
     "unknown command": ["compair"],
     "unknown option": ["list", "--jsn"],
+    "list of an unknown encoding": ["list", "ipre"],
+    "list of two encodings": ["list", "learned + irpe"],
+    "list of a bad value": ["list", "irpe(on='x')"],
     "unknown encoding": ["compare", "--encodings", "nonsense"],
     "wrong option": ["compare", "--encodings", "irpe(side='k')"],
     "bad value": ["compare", "--encodings", "irpe(on='v', mode='bias')"],
@@ -112,7 +141,7 @@ def test_another_experiment_in_the_folder(capsys, tmp_path):
 
 def test_without_the_lab_extra_it_names_it(capsys, monkeypatch):
     monkeypatch.setattr("whereformer.cli.find_spec", lambda name: None)
-    for arguments in (["compare"], ["cost"], ["list"]):
+    for arguments in (["compare"], ["cost"], ["list"], ["list", "irpe"]):
         code, _, err = call(capsys, *arguments)
         assert code == 2
         assert 'pip install "whereformer[lab]"' in err

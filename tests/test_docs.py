@@ -8,17 +8,19 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import whereformer
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PICTURES = sorted((ROOT / "docs").rglob("*.svg"))
 MODULES = [module.name for module in pkgutil.walk_packages(whereformer.__path__, "whereformer.")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType(f"page_{page.stem}")
@@ -27,15 +29,24 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), module.__dict__)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
 
-def test_the_table_of_encodings_is_current():
-    subprocess.run([sys.executable, ROOT / "docs" / "tables.py", "--check"], check=True)
+@pytest.mark.parametrize("script", ["tables.py", "encodings.py"])
+def test_generated_parts_are_current(script):
+    subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], check=True)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_pictures_are_small_and_whole(picture):
+    assert picture.stat().st_size < 40_000
+    drawing = ElementTree.parse(picture).getroot()
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert drawing.find("{http://www.w3.org/2000/svg}title").text
 
 
 @pytest.mark.parametrize("name", MODULES)

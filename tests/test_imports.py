@@ -14,7 +14,7 @@ SOURCE = Path(whereformer.__file__).parent
 
 CORE = {
     *("errors", "grid", "images", "windows", "index", "forms", "encoding", "encodings", "resample"),
-    *("catalog", "attention"),
+    *("catalog", "attention", "facts"),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -24,12 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "images": {"errors", "grid"},
     "windows": {"errors", "grid"},
     "mask": {"errors"},
-    "resample": set(),
+    "resample": {"errors"},
     "encoding": {"errors", "grid", "forms"},
     "encodings": {"errors", "grid", "index", "forms", "encoding", "resample"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask"},
     "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
+    "layers": {"errors", "grid", "forms", "mask", "resample", "backends", "attention"},
+    "facts": {"errors", "grid", "forms", "encoding", "catalog", "backends"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,
     "lab": {*CORE, "adapters"},

@@ -26,8 +26,8 @@ from whereformer.encodings import (
     half_to_interleaved,
     interleaved_to_half,
 )
-from whereformer.encodings._rotary import Spectrum
 from whereformer.encodings.nd_rope import simplex
+from whereformer.encodings.rotary import Spectrum
 
 HEADS, D = 2, 16
 DIM = HEADS * D
@@ -704,6 +704,8 @@ def test_layouts_differ_by_the_order_of_rows_of_projections(pairs: int | None) -
     for new, old in zip(half, (wq, wk, b), strict=True):
         assert torch.equal(half_to_interleaved(new, HEADS, pairs), old)
         assert not torch.equal(new, old)
+        left = [one.unflatten(0, (HEADS, D))[:, 2 * count :] for one in (new, old)]
+        assert torch.equal(*left), "what does not turn is not reordered"
 
 
 def test_mixed_frequencies_start_at_right_angles() -> None:

@@ -5,61 +5,88 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from whereformer import encodings
-from whereformer.encoding import PositionEncoding, overridden
+from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 Factory = Callable[[int, int, Grid], PositionEncoding]
 """`factory(dim, num_heads, grid)` builds one encoding: a class, or a `functools.partial` of one."""
 
+FAMILIES: dict[str, dict[str, type[PositionEncoding]]] = {
+    "absolute": {
+        "none": encodings.NoPositions,
+        "learned": encodings.Learned,
+        "vit2d": encodings.ViT2D,
+        "sincos1d": encodings.SinCos1D,
+        "sincos2d": encodings.SinCos2D,
+        "sincos3d": encodings.SinCos3D,
+        "detr_sine": encodings.DETRSine,
+        "detr_learned": encodings.DETRLearned,
+        "flexivit": encodings.FlexiViT,
+        "abs_win": encodings.AbsWin,
+        "navit": encodings.NaViT,
+        "pix2struct": encodings.Pix2Struct,
+        "fourier": encodings.Fourier,
+        "learnable_fourier": encodings.LearnableFourier,
+        "perceiver": encodings.Perceiver,
+        "xcit": encodings.XCiT,
+    },
+    "conditional": {
+        "peg": encodings.PEG,
+        "lepe": encodings.LePE,
+    },
+    "contextual": {
+        "irpe": encodings.IRPE,
+        "vit_relative": encodings.ViTRelative,
+        "shaw": encodings.Shaw,
+        "transformer_xl": encodings.TransformerXL,
+        "huang": encodings.Huang,
+        "sasa": encodings.SASA,
+        "botnet": encodings.BoTNet,
+        "decomposed": encodings.Decomposed,
+        "axial_deeplab": encodings.AxialDeepLab,
+    },
+    "biases": {
+        "swin": encodings.Swin,
+        "maxvit": encodings.MaxViT,
+        "beit": encodings.BEiT,
+        "levit": encodings.LeViT,
+        "log_cpb": encodings.LogCPB,
+        "dpb": encodings.DPB,
+        "t5": encodings.T5,
+        "alibi": encodings.ALiBi,
+        "alibi2d": encodings.ALiBi2D,
+        "lookhere": encodings.LookHere,
+        "rmt": encodings.RMT,
+        "kerple": encodings.KERPLE,
+        "fire": encodings.FIRE,
+    },
+    "rotary": {
+        "rope1d": encodings.RoPE1D,
+        "rope_axial": encodings.RoPEAxial,
+        "rope_pixel": encodings.RoPEPixel,
+        "rope_mixed": encodings.RoPEMixed,
+        "eva02": encodings.EVA02,
+        "dinov3": encodings.DINOv3,
+        "pixtral": encodings.Pixtral,
+        "qwen2_vl": encodings.Qwen2VL,
+        "visionllama": encodings.VisionLLaMA,
+        "vjepa2": encodings.VJEPA2,
+        "mrope": encodings.MRoPE,
+        "liere": encodings.LieRE,
+        "comrope": encodings.ComRoPE,
+        "golden_gate": encodings.GoldenGate,
+        "spiral": encodings.SpiralRoPE,
+        "nd_rope": encodings.NDRoPE,
+    },
+}
+"""Encodings of one kind, and their names."""
+
 CATALOG: dict[str, type[PositionEncoding]] = {
-    "none": encodings.NoPositions,
-    "learned": encodings.Learned,
-    "vit2d": encodings.ViT2D,
-    "sincos1d": encodings.SinCos1D,
-    "sincos2d": encodings.SinCos2D,
-    "sincos3d": encodings.SinCos3D,
-    "detr_sine": encodings.DETRSine,
-    "detr_learned": encodings.DETRLearned,
-    "flexivit": encodings.FlexiViT,
-    "abs_win": encodings.AbsWin,
-    "navit": encodings.NaViT,
-    "pix2struct": encodings.Pix2Struct,
-    "fourier": encodings.Fourier,
-    "learnable_fourier": encodings.LearnableFourier,
-    "perceiver": encodings.Perceiver,
-    "xcit": encodings.XCiT,
-    "peg": encodings.PEG,
-    "lepe": encodings.LePE,
-    "irpe": encodings.IRPE,
-    "vit_relative": encodings.ViTRelative,
-    "shaw": encodings.Shaw,
-    "transformer_xl": encodings.TransformerXL,
-    "huang": encodings.Huang,
-    "sasa": encodings.SASA,
-    "botnet": encodings.BoTNet,
-    "decomposed": encodings.Decomposed,
-    "axial_deeplab": encodings.AxialDeepLab,
-    "rope1d": encodings.RoPE1D,
-    "rope_axial": encodings.RoPEAxial,
-    "rope_pixel": encodings.RoPEPixel,
-    "rope_mixed": encodings.RoPEMixed,
-    "eva02": encodings.EVA02,
-    "dinov3": encodings.DINOv3,
-    "pixtral": encodings.Pixtral,
-    "qwen2_vl": encodings.Qwen2VL,
-    "visionllama": encodings.VisionLLaMA,
-    "vjepa2": encodings.VJEPA2,
-    "mrope": encodings.MRoPE,
-    "liere": encodings.LieRE,
-    "comrope": encodings.ComRoPE,
-    "golden_gate": encodings.GoldenGate,
-    "spiral": encodings.SpiralRoPE,
-    "nd_rope": encodings.NDRoPE,
+    name: cls for names in FAMILIES.values() for name, cls in names.items()
 }
 
 _OLD_NAME = re.compile(
@@ -151,19 +178,3 @@ def options(cls: type[PositionEncoding]) -> dict[str, object]:
     """The keyword arguments of an encoding's own, and their defaults."""
     parameters = inspect.signature(cls).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of `whereformer list`."""
-
-    name: str
-    formula: str
-    moments: Sequence[str]
-    options: dict[str, object]
-    paper: str
-
-
-def entries() -> list[Entry]:
-    """The facts behind `whereformer list`."""
-    return [Entry(name, cls.formula, overridden(cls), options(cls), cls.paper) for name, cls in CATALOG.items()]

@@ -76,6 +76,9 @@ class PositionEncoding(nn.Module):
         attends = any(moment != "tokens" for moment in self.moments())
         return range(depth if attends else 1)
 
+    def at_block(self, block: int, depth: int) -> None:
+        """Told by `equip`, before use: this one stands in, or before, `block` of `depth`, counted from 0."""
+
     def macs(self, grid: Grid) -> int:
         """Multiply-adds that one of these costs, per image."""
         return 0

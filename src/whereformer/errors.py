@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 
 
 class InputError(ValueError):
@@ -9,3 +10,9 @@ def check_positive(what: str, value: object) -> None:
     """Raise unless `value`, called `what`, is a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise InputError(f"{what}={value!r}, expected a positive number")
+
+
+def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:
+    """Raise unless `value`, called `what`, is one of those."""
+    if value not in accepted:
+        raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")

@@ -203,6 +203,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
         placement = placements[number]
         if not attends:
             placement.tokens.append(build(factory, like, model.embed_dim, heads, grid))
+            placement.tokens[-1].at_block(number, len(placements))
             continue
         modules = _attentions(model.blocks[number])
         if not modules:
@@ -212,6 +213,7 @@ def _distribute(factory: Factory, model: VisionTransformer, grid: Grid, placemen
             )
         for module, encodings in zip(modules, placement.attentions, strict=True):
             encodings.append(build(factory, like, module.attn_dim, module.num_heads, grid))
+            encodings[-1].at_block(number, len(placements))
         if "tokens" in scout.moments():
             placement.tokens.append(placement.attentions[0][-1])
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings._rotary import check_axes, check_one_of, exact, exponential
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.rotary import check_axes, exact, exponential
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings._rotary import check_axes, check_one_of, exact, exponential, greater
-from whereformer.errors import InputError
+from whereformer.encodings.rotary import check_axes, exact, exponential, greater
+from whereformer.errors import InputError, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
 

@@ -4,8 +4,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whereformer.encodings._rotary import Rotary, axial, check_one_of, greater
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.rotary import Rotary, axial, greater
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import Layout, MatrixRotation, Rotation
 from whereformer.grid import Grid
+from whereformer.resample import without_autocast
 
 Scaling = Literal["none", "pi", "ntk", "yarn", "yarn_paper"]
 Order = Literal["x", "y"]
@@ -185,8 +185,7 @@ def exponential(generators: Tensor, places: Tensor, features: int) -> MatrixRota
     places = places[..., None, :, :, None, None, None]
     first, *others = (places[..., a, :, :, :] * one[:, None] for a, one in enumerate(generators))
     exponent = sum(others, start=first)  # [(b or 1,) h or 1, patches, blocks, size, size]
-    kind = exponent.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+    with without_autocast(exponent.device):
         turns = torch.linalg.matrix_exp(exponent)
     diagonal = torch.eye(turns.shape[-3], dtype=turns.dtype, device=turns.device)[:, None, :, None]
     matrices = (diagonal * turns[..., :, :, None, :]).flatten(-4, -3).flatten(-2)
@@ -205,12 +204,6 @@ def check_axes(encoding: PositionEncoding, size: Sequence[int], home: Sequence[i
     if len(size) != len(home):
         name = type(encoding).__name__
         raise InputError(f"{name} was built for {encoding.grid}, which has other axes than {grid}")
-
-
-def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:
-    """Raise unless `value`, called `what`, is one of those."""
-    if value not in accepted:
-        raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")
 
 
 def check_theta(what: str, theta: object) -> None:

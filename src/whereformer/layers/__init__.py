@@ -1,0 +1,6 @@
+"""Attention modules whose positions no form can say: one paper, one file."""
+
+from whereformer.layers.convit import GPSA
+from whereformer.layers.pape import PaPE
+
+__all__ = ["GPSA", "PaPE"]
