@@ -9,7 +9,7 @@ from whereformer import backends
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import Forms
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 from whereformer.images import Images
 from whereformer.mask import Mask
 
@@ -79,7 +79,8 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
         return grid.merge([encode(x, g, encodings) for x, g in zip(grid.split(x, "x"), grid.grids, strict=True)])
     _check_grid("grid", grid)
     grid.check(x.shape[1], "x")
-    grid.check_batch(x.shape[0], "x")
+    if isinstance(grid, Points):
+        grid.check_batch(x.shape[0], "x")
     for encoding in encodings:
         _check_home(encoding, grid)
         if x.shape[-1] != encoding.dim:
@@ -120,6 +121,8 @@ def _of_each(
         raise InputError(f"queries on {grid} and keys on {keys}, expected as many images on both sides")
     masks = [None] * len(grid.grids)
     if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise InputError(f"mask={mask!r}, expected a tensor")
         masks = grid.split_mask(mask, keys, (*q.shape[:-1], k.shape[-2]))
     parts = zip(grid.split(q, "q"), keys.split(k, "k"), keys.split(v, "v"), strict=True)
     outs = [
@@ -195,7 +198,8 @@ def _check(
                 + (" but for the tokens" if keys is not queries else "")
             )
         grid.check(x.shape[-2], name)
-        grid.check_batch(x.shape[0], name)
+        if isinstance(grid, Points):
+            grid.check_batch(x.shape[0], name)
     _, heads, _, head_dim = q.shape
     for e in encodings:
         _check_home(e, queries)

@@ -124,33 +124,30 @@ class Grid:
         >>> Grid(2, 3).keep(torch.tensor([[4, 0]])).coords().tolist()
         [[[1, 1], [0, 0]]]
         """
-        self._check_kept(index)
+        self._check_index(index)
         at, rest = [], index
         for n in reversed(self.size):
             at.append(rest % n)
             rest = rest // n
         return Points(self.height, self.width, self.prefix, self.frames, at=torch.stack(at[::-1], -1))
 
-    def _check_kept(self, index: Tensor) -> None:
+    def as_row(self, device: torch.device | None = None) -> "Grid":
+        """The same tokens as a sequence: one row, in row-by-row order."""
+        return Grid(1, self.patches, self.prefix)
+
+    def check_whole(self) -> None:
+        """Raise if tokens lie between patches: what reads a table of whole offsets asks for it."""
+
+    def _check_index(self, index: Tensor) -> None:
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 2:
             found = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else repr(index)
             raise InputError(f"keep: index {found}, expected [batch or 1, kept] of torch.int64")
-        if not torch.compiler.is_compiling() and index.device.type == "cpu" and index.numel():
+        if _can_be_read(index):
             least, most = index.min().item(), index.max().item()
             if least < 0 or most >= self.patches:
                 raise InputError(
                     f"keep: index from {least} to {most}, but {self} has patches 0 to {self.patches - 1}"
                 )
-
-    def check_whole(self) -> None:
-        """Raise if tokens lie between patches: what reads a table of whole offsets asks for it."""
-
-    def as_row(self, device: torch.device | None = None) -> "Grid":
-        """The same tokens as a sequence: one row, in row-by-row order."""
-        return Grid(1, self.patches, self.prefix)
-
-    def check_batch(self, batch: int, what: str) -> None:
-        """Raise unless a batch of so many can lie on this grid: only `Points` have a batch of their own."""
 
     def check(self, tokens: int, what: str) -> None:
         """Raise unless `tokens` tokens lie on this grid."""
@@ -192,6 +189,13 @@ class Points(Grid):
             raise InputError(f"Points: at is {getattr(at, 'dtype', at)!r}, expected a tensor, int64 or floating")
         if at.ndim != 3 or at.shape[-1] != self.axes:
             raise InputError(f"Points: at {tuple(at.shape)}, expected [batch or 1, points, {self.axes}]")
+        if whole and _can_be_read(at):
+            least, most = at.amin((0, 1)).tolist(), at.amax((0, 1)).tolist()
+            if min(least) < 0 or any(m >= n for m, n in zip(most, self.size, strict=True)):
+                raise InputError(
+                    f"Points: at from {least} to {most}, but the grid has {self.size} patches; between or beyond"
+                    " patches, coordinates are floating"
+                )
 
     @property
     def patches(self) -> int:
@@ -202,12 +206,31 @@ class Points(Grid):
         """Whether the points are patches of the grid."""
         return self.at.dtype == torch.int64
 
-    __eq__ = object.__eq__  # a grid's own would not look at the points
+    def __eq__(self, other: object) -> bool:
+        return self is other  # a grid's own would not look at the points
+
     __hash__ = object.__hash__
 
     def coords(self, device: torch.device | None = None) -> Tensor:
         """(y, x), or (t, y, x), of each token, in patches: [b or 1, points, axes], int64 or floating."""
         return self.at if device is None else self.at.to(device)
+
+    def keep(self, index: Tensor) -> "Points":
+        """Only some of these tokens; `index` counts them in their order here: [b or 1, kept], int64."""
+        self._check_index(index)
+        batch = torch.broadcast_shapes(index.shape[:1], self.at.shape[:1])
+        at = self.coords(index.device).expand(*batch, -1, -1)
+        at = at.gather(1, index.expand(*batch, -1)[..., None].expand(-1, -1, self.axes))
+        return Points(self.height, self.width, self.prefix, self.frames, at=at)
+
+    def check_whole(self) -> None:
+        if not self.whole:
+            raise InputError(f"{self} lies between patches: expected whole (int64) coordinates for this encoding")
+
+    def check_batch(self, batch: int, what: str) -> None:
+        """Raise unless there is a choice of tokens for each of `batch` images, or one for all."""
+        if self.at.shape[0] not in (1, batch):
+            raise InputError(f"{what} has a batch of {batch}, but {self} has one of {self.at.shape[0]}")
 
     def raster(self, device: torch.device | None = None) -> Tensor:
         """The number of each patch in row-by-row order of the whole grid: [b or 1, points], int64."""
@@ -217,29 +240,6 @@ class Points(Grid):
             number = number * n + place
         assert isinstance(number, Tensor)
         return number
-
-    def keep(self, index: Tensor) -> "Points":
-        """Some of these points, by their place among the tokens behind the prefix.
-
-        >>> Grid(2, 3).keep(torch.tensor([[4, 0]])).keep(torch.tensor([[0]])).coords().tolist()
-        [[[1, 1]]]
-        """
-        self._check_kept(index)
-        batch = torch.broadcast_shapes(index.shape[:1], self.at.shape[:1])
-        index = index.to(self.at.device)[..., None].expand(*batch, -1, self.axes)
-        at = self.at.expand(*batch, -1, -1).gather(1, index)
-        return Points(self.height, self.width, self.prefix, self.frames, at=at)
-
-    def check_whole(self) -> None:
-        if not self.whole:
-            raise InputError(f"{self} lies between patches: expected whole (int64) coordinates for this encoding")
-
-    def check_batch(self, batch: int, what: str) -> None:
-        points = self.at.shape[0]
-        if points != 1 and points != batch:
-            raise InputError(
-                f"{what} has a batch of {batch}, but {self} has points for {points}, expected as many"
-            )
 
     def as_row(self, device: torch.device | None = None) -> "Points":
         number = self.raster(device)
@@ -266,6 +266,11 @@ class Points(Grid):
 
     def __repr__(self) -> str:
         return f"Points({self.patches} of {super().__repr__()})"
+
+
+def _can_be_read(index: Tensor) -> bool:
+    """Whether looking at numbers costs nothing: not if it would wait for a device, or bind a graph to them."""
+    return not torch.compiler.is_compiling() and index.device.type == "cpu" and index.numel() > 0
 
 
 def _lattice(ranges: list[tuple[int, int]], device: torch.device | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,15 +34,13 @@ class Windows:
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid) or not self.grid.regular or self.grid.prefix:
             raise InputError(f"Windows: grid={self.grid!r}, expected a whole Grid without prefix tokens")
-        axes = self.grid.axes
-        shift = (0,) * axes if self.shift is None else self.shift
-        if not _whole(self.window, axes) or any(n < 1 for n in self.window):
+        axes, shift = self.grid.axes, self.shift or (0,) * self.grid.axes
+        if not _are(self.window, axes) or min(self.window) < 1:
             raise InputError(f"Windows: window={self.window!r}, expected {axes} positive integers")
-        if not _whole(shift, axes) or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
+        if not _are(shift, axes) or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
             raise InputError(
                 f"Windows: shift={self.shift!r}, expected {axes} integers from 0 to below {self.window}"
             )
-        object.__setattr__(self, "window", tuple(self.window))
         object.__setattr__(self, "shift", tuple(shift))
 
     @property
@@ -68,7 +67,11 @@ class Windows:
 
     def merge(self, windows: Tensor) -> Tensor:
         """The reverse of `split`: [b windows, tokens of a window, d] -> [b, tokens, d]."""
-        axes = self.grid.axes
+        axes, count, one = self.grid.axes, math.prod(self.counts), math.prod(self.window)
+        if windows.ndim != 3 or windows.shape[0] % count or windows.shape[1] != one:
+            raise InputError(
+                f"merge: {tuple(windows.shape)}, expected [batch * {count} windows, {one} tokens, dim]"
+            )
         cut = windows.reshape(-1, *self.counts, *self.window, windows.shape[-1])
         order = [0, *(n for axis in range(1, axes + 1) for n in (axis, axes + axis)), 2 * axes + 1]
         whole = [n * w for n, w in zip(self.counts, self.window, strict=True)]
@@ -114,13 +117,9 @@ class Windows:
         return tuple(count * w - n for n, count, w in sizes)
 
 
-def _whole(numbers: object, count: int) -> bool:
-    """Whether these are so many integers."""
-    return (
-        isinstance(numbers, tuple | list)
-        and len(numbers) == count
-        and all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in numbers)
-    )
+def _are(integers: Any, count: int) -> bool:
+    whole = isinstance(integers, tuple | list) and len(integers) == count
+    return whole and all(isinstance(n, int) and not isinstance(n, bool) for n in integers)
 
 
 def _grid(size: tuple[int, ...]) -> Grid:

@@ -45,7 +45,8 @@ class PEG(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         check_bool("PEG: bias", bias)
-        self.after = tuple(after) if isinstance(after, tuple | list | range) else (after,)
+        several = isinstance(after, Sequence) and not isinstance(after, bytes)
+        self.after: tuple[int, ...] = tuple(after) if several else (after,)  # pyright: ignore[reportAttributeAccessIssue]
         if not self.after or any(isinstance(a, bool) or not isinstance(a, int) or a < -1 for a in self.after):
             raise InputError(f"PEG: after={after!r}, expected a block, or blocks, counted from 0, or -1")
         if len(set(self.after)) < len(self.after):

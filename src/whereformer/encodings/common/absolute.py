@@ -36,7 +36,11 @@ def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
             f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis;"
             " expected fewer patches, or mode='interpolate'"
         )
-    return stretched(table, length) if length > table.shape[0] else table[:length]
+    if longer == "refuse":
+        return table[:length]
+    return stretched(table, torch.sym_max(length, table.shape[0]))[
+        :length
+    ]  # no branch: any length can be exported
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
