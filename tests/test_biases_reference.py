@@ -6,6 +6,7 @@ DTU-PAS/parabolic-position-encoding and meta-pytorch/attention-gym, as they were
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -517,7 +518,7 @@ def test_gpsa_of_kept_patches_and_under_a_mask() -> None:
     allowed[index[0]] = True
     masked = layer(x, Grid(3, 4), mask=allowed)
     close(layer(x[:, index[0]], Grid(3, 4).keep(index)), masked[:, index[0]])
-    with pytest.raises(InputError, match="has prefix tokens"):
+    with pytest.raises(InputError, match="without prefix tokens"):
         layer(x, Grid(1, 11, prefix=1))
 
 
@@ -609,3 +610,34 @@ def test_pape_keeps_its_squares_in_half_precision(autocast: bool) -> None:
 def test_pape_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         PaPE(8 if options else 9, 2, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"rotation_invariant": True}], ids=str)
+def test_pape_starts_anew_after_the_meta_device(options: dict[str, bool]) -> None:
+    with torch.device("meta"):
+        layer = PaPE(8, 2, parabolas=3, **options)
+    layer = layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(torch.nan)
+    layer.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in layer.parameters())
+    assert all(parameter.unique().numel() > 1 for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: GPSA(8, 0), "GPSA: num_heads=0"),
+        (lambda: PaPE(8, 0), "PaPE: num_heads=0"),
+        (lambda: GPSA(8, 2, locality_strength=float("nan")), "GPSA: locality_strength=nan"),
+        (lambda: GPSA(8, 2)(torch.zeros(1, 8, 8), Grid(2, 2, frames=2)), "GPSA: .*expected an image"),
+        (
+            lambda: PaPE(8, 2)(torch.zeros(1, 1, 8), Grid(2, 2).keep(torch.tensor([[0], [1]]))),
+            "x has a batch of 1, but Points",
+        ),
+    ],
+)
+def test_layers_refuse(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()

@@ -161,7 +161,7 @@ def visionllama(e: Any, grid: Grid) -> Angle:
 
 def dinov3(e: Any, grid: Grid) -> Angle:
     size = grid.size
-    over = {"separate": size, "max": (max(size),) * 2, "min": (min(size),) * 2}[e.normalise]
+    over = {"separate": size, "max": (max(size),) * 2, "min": (min(size),) * 2}[e.normalize]
 
     def angle(h: int, c: int, place: Place) -> float:
         a, k = divmod(c, D // 4)
@@ -304,8 +304,8 @@ PAPERS: list[tuple[str, Callable[[Any, Grid], Angle]]] = [
     ("visionllama", visionllama),
     ("visionllama(scaling='ntk')", visionllama),
     ("dinov3", dinov3),
-    ("dinov3(normalise='max', periods=(0.5, 40.0))", dinov3),
-    ("dinov3(normalise='min', base=50.0)", dinov3),
+    ("dinov3(normalize='max', periods=(0.5, 40.0))", dinov3),
+    ("dinov3(normalize='min', base=50.0)", dinov3),
     ("vjepa2", vjepa2),
     ("vjepa2(scaling='pi')", vjepa2),
     ("mrope", mrope),
@@ -789,7 +789,7 @@ class Turns(torch.nn.Module):
         "rope_axial(scaling='ntk')",
         "rope_axial(scaling='yarn')",
         "rope_pixel",
-        "dinov3(normalise='max')",
+        "dinov3(normalize='max')",
         "spiral(clamped=True)",
         "liere",
     ],

@@ -143,8 +143,8 @@ def test_mixed_starts_as_timms() -> None:
     ("ours", "peer"),
     [
         ({}, {}),
-        ({"base": 50.0, "normalise": "max"}, {"temperature": 50.0, "normalize_coords": "max"}),
-        ({"normalise": "min"}, {"normalize_coords": "min"}),
+        ({"base": 50.0, "normalize": "max"}, {"temperature": 50.0, "normalize_coords": "max"}),
+        ({"normalize": "min"}, {"normalize_coords": "min"}),
         ({"periods": (0.5, 40.0)}, {"min_period": 0.5, "max_period": 40.0}),
     ],
     ids=str,

@@ -126,7 +126,7 @@ def test_detr_learned_is_its_equation(grid: Grid) -> None:
 @pytest.mark.parametrize("grid", IMAGES, ids=str)
 def test_detr_learned_stretches_what_is_too_short(grid: Grid) -> None:
     """Of a table of 3: one row, three, or four of them; two columns, five, or seven."""
-    encoding = DETRLearned(6, 2, grid, size=3, mode="interpolate").double()
+    encoding = DETRLearned(6, 2, grid, size=3, longer="interpolate").double()
 
     def read(table: Tensor, place: int, length: int) -> Tensor:
         return table[place] if length <= 3 else linearly(table, place, length)
@@ -150,11 +150,11 @@ def test_detr_learned_is_transformers(grid: Grid) -> None:
 
 
 def test_detr_learned_has_50_rows_and_says_so() -> None:
-    with pytest.raises(InputError, match=r"rows: a table of 50 rows, but 51 patches.*mode='interpolate'"):
+    with pytest.raises(InputError, match=r"rows: a table of 50 rows, but 51 patches.*longer='interpolate'"):
         added(DETRLearned(8, 2, Grid(51, 3)), Grid(51, 3))
     with pytest.raises(InputError, match=r"columns: a table of 50 rows, but 51 patches"):
         added(DETRLearned(8, 2, Grid(3, 3)), Grid(3, 51))
-    longer = added(DETRLearned(8, 2, Grid(51, 3), mode="interpolate"), Grid(51, 3))
+    longer = added(DETRLearned(8, 2, Grid(51, 3), longer="interpolate"), Grid(51, 3))
     assert longer.shape == (153, 8)
 
 
@@ -219,7 +219,7 @@ def test_navit_absolute_refuses_what_it_has_no_rows_for() -> None:
         added(encoding, Grid(7, 2))
     with pytest.raises(InputError, match=r"NaViT: x: a table of 6 rows, but 9 patches"):
         added(encoding, Grid(2, 9))
-    stretched = added(NaViT(8, 2, Grid(4, 4), size=6, mode="interpolate"), Grid(7, 9))
+    stretched = added(NaViT(8, 2, Grid(4, 4), size=6, longer="interpolate"), Grid(7, 9))
     assert stretched.shape == (63, 8)
 
 
@@ -437,19 +437,19 @@ def test_tables_start_normal(build: Callable[[], PositionEncoding], std: float) 
         (ViT2D, 8, {"std": 0}, "std=0"),
         (DETRLearned, 9, {}, "DETRLearned: dim=9, expected an even number"),
         (DETRLearned, 8, {"size": 0}, "size=0, expected a positive integer"),
-        (DETRLearned, 8, {"mode": "clip"}, r"mode='clip', expected one of \['refuse', 'interpolate'\]"),
+        (DETRLearned, 8, {"longer": "clip"}, r"longer='clip', expected one of \['refuse', 'interpolate'\]"),
         (NaViT, 9, {"combine": "concat"}, "dim=9, expected a multiple of 2"),
         (NaViT, 8, {"combine": "stack"}, r"combine='stack', expected one of \['sum', 'concat', 'product'\]"),
         (NaViT, 8, {"coordinate": "relative"}, "coordinate='relative'"),
-        (NaViT, 8, {"mode": "clip"}, "mode='clip'"),
-        (NaViT, 8, {"mode": "interpolate", "coordinate": "fractional"}, "which fits every grid"),
+        (NaViT, 8, {"longer": "clip"}, "longer='clip'"),
+        (NaViT, 8, {"longer": "interpolate", "coordinate": "fractional"}, "which fits every grid"),
         (NaViT, 8, {"size": 1.5}, "size=1.5"),
         (NaViT, 8, {"std": -1}, "std=-1"),
         (Pix2Struct, 8, {"size": "big"}, "size='big'"),
-        (FlexiViT, 8, {"size": 7}, "size=7, expected a height and a width"),
-        (FlexiViT, 8, {"size": (7, 0)}, "size=0, expected a positive integer"),
+        (FlexiViT, 8, {"size": 7}, "size=7, expected 2 positive integers"),
+        (FlexiViT, 8, {"size": (7, 0)}, r"size=\(7, 0\), expected 2 positive integers"),
         (FlexiViT, 8, {"std": 0}, "std=0"),
-        (AbsWin, 8, {"window": (8,)}, r"window=\(8,\), expected a height and a width"),
+        (AbsWin, 8, {"window": (8,)}, r"window=\(8,\), expected 2 positive integers"),
         (AbsWin, 8, {"size": "77"}, "size='77'"),
         (AbsWin, 8, {"std": "x"}, "std='x'"),
     ],
@@ -463,7 +463,7 @@ EXPORTED = (
     "vit2d + detr_learned + navit(coordinate='fractional') + flexivit + abs_win(window=(2, 3))"
     " + detr_sine + fourier + perceiver(bands=4)"
 )
-"""One of each kind of code; a program of mode='interpolate' is for axes shorter, or longer, than its tables."""
+"""One of each kind of code; a program of longer='interpolate' is for axes shorter, or longer, than its tables."""
 
 
 def test_exported_with_any_height_and_width() -> None:

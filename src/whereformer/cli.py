@@ -102,11 +102,14 @@ def _print_entries(found: Sequence[Any]) -> None:
     numbers = {"params": 6, "MACs": 5}
     widths = numbers | {"other\ngrids": 9, "two\ngrids": 5, "video": 5}
     name = max(len(one.name) for one in found)
-    says = max(30, console.width - name - sum(widths.values()) - 2 * len(widths) - 2)
+    left = console.width - sum(widths.values()) - 2 * len(widths)
+    narrow = left < name + 2 + 30  # then the name stands above what is said, not beside it
+    says = max(30, left if narrow else left - name - 2)
 
     def table(*, header: bool = False) -> Table:
         made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header)
-        made.add_column("\nname", width=name)
+        if not narrow:
+            made.add_column("\nname", width=name)
         made.add_column("\nsays", width=says)
         for title, width in widths.items():
             justify = "right" if title in numbers else "left"
@@ -120,10 +123,12 @@ def _print_entries(found: Sequence[Any]) -> None:
         )
         rows = table()
         for one in members:
+            title = Text(one.name, style="bold")
             said = Text(one.formula).append(f"\n{one.source} · {' + '.join(one.said) or 'nothing'}", style="dim")
             counts = (_short(one.parameters), _short(one.macs))
             ticks = ("yes" if yes else "–" for yes in (one.crosses, one.video))
-            rows.add_row(Text(one.name, style="bold"), said, *counts, one.sizes, *ticks)
+            first = [title.append("\n").append_text(said)] if narrow else [title, said]
+            rows.add_row(*first, *counts, one.sizes, *ticks)
         console.print(rows)
     console.print(f"\nparams, MACs: all that a {MODEL} at 224 pixels gets; MACs per image.\nother grids:")
     for sizes in SIZES:

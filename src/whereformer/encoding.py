@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from whereformer.errors import InputError, check_count
+from whereformer.errors import InputError, check_heads
 from whereformer.forms import Bias, Turn, Values
 from whereformer.grid import Grid
 
@@ -45,10 +45,7 @@ class PositionEncoding(nn.Module):
         if grid.axes not in self.axes:
             wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
             raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
-        for name, value in (("dim", dim), ("num_heads", num_heads)):
-            check_count(f"{type(self).__name__}: {name}", value)
-        if dim % num_heads:
-            raise InputError(f"{type(self).__name__}: dim={dim} is not a multiple of num_heads={num_heads}")
+        check_heads(type(self).__name__, dim, num_heads)
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = dim // num_heads

@@ -19,6 +19,15 @@ def check_count(what: str, value: object) -> None:
         raise InputError(f"{what}={value!r}, expected a positive integer")
 
 
+def check_heads(what: str, dim: object, num_heads: object, parts: int = 1) -> None:
+    """Raise unless features, called `what: dim`, divide into heads of a multiple of `parts` features."""
+    check_count(f"{what}: dim", dim)
+    check_count(f"{what}: num_heads", num_heads)
+    if dim % (parts * num_heads):  # pyright: ignore[reportOperatorIssue]
+        heads = f"{parts} * num_heads" if parts > 1 else "num_heads"
+        raise InputError(f"{what}: dim={dim} is not a multiple of {heads}={parts * num_heads}")  # pyright: ignore[reportOperatorIssue]
+
+
 def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:
     """Raise unless `value`, called `what`, is one of those."""
     if value not in accepted:

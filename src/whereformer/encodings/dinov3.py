@@ -25,7 +25,7 @@ class DINOv3(Rotary):
     Args:
         base: of the periods T_k.
         periods: (least, most): T_k from the one to the other, evenly in the logarithm, instead of `base`.
-        normalise: what row and column numbers are divided by: "separate" H and W, "max" or "min" of the two.
+        normalize: what row and column numbers are divided by: "separate" H and W, "max" or "min" of the two.
         shift: half-width of the move, or None.
         jitter, rescale: the largest factor of the stretch, at least 1, or None. The paper trains with rescale 2.
     """
@@ -42,14 +42,14 @@ class DINOv3(Rotary):
         *,
         base: float = 100.0,
         periods: tuple[float, float] | None = None,
-        normalise: Literal["separate", "max", "min"] = "separate",
+        normalize: Literal["separate", "max", "min"] = "separate",
         shift: float | None = None,
         jitter: float | None = None,
         rescale: float | None = 2.0,
     ) -> None:
         super().__init__(dim, num_heads, grid, layout="half")
         check_theta("DINOv3: base", base)
-        check_one_of("DINOv3: normalise", normalise, ("separate", "max", "min"))
+        check_one_of("DINOv3: normalize", normalize, ("separate", "max", "min"))
         if periods is not None:
             check_numbers("DINOv3: periods", periods, 2)
             if not 0 < periods[0] < periods[1]:
@@ -59,7 +59,7 @@ class DINOv3(Rotary):
         for name, value in (("jitter", jitter), ("rescale", rescale)):
             if value is not None:
                 check_at_least(f"DINOv3: {name}", value, 1)
-        self.base, self.periods, self.normalise = base, periods, normalise
+        self.base, self.periods, self.normalize = base, periods, normalize
         self.shift, self.jitter, self.rescale = shift, jitter, rescale
         count = self.share(2)
         self.spectrum = Spectrum.of(count, base)
@@ -77,7 +77,7 @@ class DINOv3(Rotary):
         height, width = grid.size
         most = greater(height, width)
         least = height + width - most
-        over = {"separate": (height, width), "max": (most, most), "min": (least, least)}[self.normalise]
+        over = {"separate": (height, width), "max": (most, most), "min": (least, least)}[self.normalize]
         y, x = (super().places(grid, device) + 0.5).unbind(-1)
         places = torch.stack([2 * (y / over[0]) - 1, 2 * (x / over[1]) - 1], -1)
         return self.augmented(places) if self.training else places
@@ -95,5 +95,5 @@ class DINOv3(Rotary):
         return places
 
     def extra_repr(self) -> str:
-        said = ("base", "periods", "normalise", "shift", "jitter", "rescale")
+        said = ("base", "periods", "normalize", "shift", "jitter", "rescale")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in said)

@@ -25,7 +25,7 @@ class NaViT(PositionEncoding):
         combine: "sum", or of section 3.4 "concat" (stacking: φ_y first, D/2 wide each) or "product".
         size: rows of each table (the paper's maxLen, which it does not tell). None: those of the home grid if
             fractional, 64 if absolute.
-        mode: for absolute coordinates, what becomes of a side longer than `size`: "refuse" (an error), or
+        longer: for absolute coordinates, what becomes of a side longer than `size`: "refuse" (an error), or
             "interpolate" (the whole table is stretched).
         std: of the normal that tables start from (timm's; the paper does not tell).
 
@@ -48,15 +48,15 @@ class NaViT(PositionEncoding):
         coordinate: Coordinate = "absolute",
         combine: Combine = "sum",
         size: int | None = None,
-        mode: Longer = "refuse",
+        longer: Longer = "refuse",
         std: float = 0.02,
     ) -> None:
         super().__init__(dim, num_heads, grid)
         check_one_of("NaViT: coordinate", coordinate, get_args(Coordinate))
         check_one_of("NaViT: combine", combine, get_args(Combine))
-        check_one_of("NaViT: mode", mode, get_args(Longer))
-        if coordinate == "fractional" and mode != "refuse":
-            raise InputError(f"NaViT: mode={mode!r} with coordinate='fractional', which fits every grid")
+        check_one_of("NaViT: longer", longer, get_args(Longer))
+        if coordinate == "fractional" and longer != "refuse":
+            raise InputError(f"NaViT: longer={longer!r} with coordinate='fractional', which fits every grid")
         check_positive("NaViT: std", std)
         if size is not None:
             check_count("NaViT: size", size)
@@ -64,7 +64,7 @@ class NaViT(PositionEncoding):
             raise InputError(f"NaViT: dim={dim}, expected a multiple of {grid.axes} to concat that many axes")
         self.coordinate: Coordinate = coordinate
         self.combine: Combine = combine
-        self.mode: Longer = mode
+        self.longer: Longer = longer
         self.std = std
         self.names = "tyx"[-grid.axes :]
         lengths = grid.size if size is None and coordinate == "fractional" else [size or 64] * grid.axes
@@ -96,10 +96,10 @@ class NaViT(PositionEncoding):
         table = self.tables[axis]
         if self.coordinate == "fractional":
             return stretched(table, length)
-        return first_rows(table, length, self.mode, f"NaViT: {axis}")
+        return first_rows(table, length, self.longer, f"NaViT: {axis}")
 
     def macs(self, grid: Grid) -> int:
         return grid.patches * self.dim * (grid.axes - 1) if self.combine == "product" else 0
 
     def extra_repr(self) -> str:
-        return f"coordinate={self.coordinate!r}, combine={self.combine!r}, mode={self.mode!r}"
+        return f"coordinate={self.coordinate!r}, combine={self.combine!r}, longer={self.longer!r}"

@@ -45,8 +45,8 @@ class PEG(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         check_bool("PEG: bias", bias)
-        several = isinstance(after, Sequence) and not isinstance(after, bytes)
-        self.after: tuple[int, ...] = tuple(after) if several else (after,)  # pyright: ignore[reportAttributeAccessIssue]
+        found = (after,) if isinstance(after, int) else after
+        self.after = tuple(found) if isinstance(found, tuple | list | range) else ()
         if not self.after or any(isinstance(a, bool) or not isinstance(a, int) or a < -1 for a in self.after):
             raise InputError(f"PEG: after={after!r}, expected a block, or blocks, counted from 0, or -1")
         if len(set(self.after)) < len(self.after):

@@ -35,8 +35,8 @@ class Pix2Struct(PositionEncoding):
         nn.init.normal_(self.columns, std=self.dim**-0.5)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        rows = first_rows(self.rows[1:], grid.height, "refuse", "Pix2Struct: rows")
-        columns = first_rows(self.columns[1:], grid.width, "refuse", "Pix2Struct: columns")
+        rows = first_rows(self.rows[1:], grid.height, "refuse", "Pix2Struct: rows", instead="")
+        columns = first_rows(self.columns[1:], grid.width, "refuse", "Pix2Struct: columns", instead="")
         by_row, by_column = spread(rows, columns)
         return add(x, grid, grid.pick(by_row + by_column))
 

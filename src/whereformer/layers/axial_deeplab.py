@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from whereformer.encodings.axial_deeplab import Axis, check_axis
 from whereformer.encodings.common.offsets import Exact, resized
-from whereformer.errors import InputError, check_count
+from whereformer.errors import InputError, check_bool, check_count, check_heads
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Separable
@@ -47,11 +47,10 @@ class AxialAttention(nn.Module):
         self, dim: int, num_heads: int, span: int, *, axis: Axis = "height", normalized: bool = False
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("num_heads", num_heads), ("span", span)):
-            check_count(f"AxialAttention: {name}", value)
-        if dim % (2 * num_heads):
-            raise InputError(f"AxialAttention: dim={dim} is not a multiple of 2 * num_heads={2 * num_heads}")
+        check_heads("AxialAttention", dim, num_heads, 2)
+        check_count("AxialAttention: span", span)
         check_axis("AxialAttention", axis)
+        check_bool("AxialAttention: normalized", normalized)
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.span = span

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.attention import attention
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool, check_heads, check_positive
 from whereformer.forms import OffsetBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
@@ -35,8 +35,9 @@ class GPSA(nn.Module):
         self, dim: int, num_heads: int, *, locality_strength: float = 1.0, qkv_bias: bool = False
     ) -> None:
         super().__init__()
-        if dim % num_heads:
-            raise InputError(f"GPSA: dim={dim} is not a multiple of num_heads={num_heads}")
+        check_heads("GPSA", dim, num_heads)
+        check_positive("GPSA: locality_strength", locality_strength)
+        check_bool("GPSA: qkv_bias", qkv_bias)
         self.num_heads = num_heads
         self.locality_strength = locality_strength
         self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias)
@@ -65,8 +66,8 @@ class GPSA(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid, *, mask: Tensor | None = None) -> Tensor:
         """Tokens [batch, tokens, dim] that lie on `grid` to tokens; `mask` as `attention` takes it."""
-        if grid.prefix:
-            raise InputError(f"GPSA: {grid} has prefix tokens, but it is defined on patches alone")
+        if grid.prefix or grid.axes != 2:
+            raise InputError(f"GPSA: {grid}, expected an image without prefix tokens")
         grid.check(x.shape[1], "x")
         q, k = self.qk(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         v = self.v(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

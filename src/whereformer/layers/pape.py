@@ -4,9 +4,9 @@ from torch import Tensor, nn
 
 from whereformer import backends
 from whereformer.attention import reference
-from whereformer.errors import InputError, check_count
+from whereformer.errors import InputError, check_bool, check_count, check_heads
 from whereformer.forms import DenseBias, Forms, LowRankBias
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 from whereformer.mask import Mask
 from whereformer.resample import without_autocast
 
@@ -42,9 +42,9 @@ class PaPE(nn.Module):
         self, dim: int, num_heads: int, *, parabolas: int = 50, rotation_invariant: bool = False, axes: int = 2
     ) -> None:
         super().__init__()
-        if dim % num_heads:
-            raise InputError(f"PaPE: dim={dim} is not a multiple of num_heads={num_heads}")
+        check_heads("PaPE", dim, num_heads)
         check_count("PaPE: parabolas", parabolas)
+        check_bool("PaPE: rotation_invariant", rotation_invariant)
         if axes not in (2, 3):
             raise InputError(f"PaPE: axes={axes!r}, expected 2 (images) or 3 (videos)")
         self.num_heads = num_heads
@@ -55,14 +55,23 @@ class PaPE(nn.Module):
         if rotation_invariant:
             self.position_scales = nn.Parameter(torch.empty(num_heads), requires_grad=False)
             self.a = nn.Linear(dim, num_heads, bias=False)
-            nn.init.uniform_(self.position_scales, -(axes**-0.5), axes**-0.5)
         else:
             self.position = nn.Linear(axes, num_heads * parabolas, bias=False)
             self.ab = nn.Linear(dim, 2 * num_heads * parabolas, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in self.children():
+            assert isinstance(layer, nn.Linear)
+            layer.reset_parameters()
+        if self.rotation_invariant:
+            nn.init.uniform_(self.position_scales, -(self.axes**-0.5), self.axes**-0.5)
 
     def forward(self, x: Tensor, grid: Grid, *, mask: Tensor | None = None) -> Tensor:
         """Tokens [batch, tokens, dim] that lie on `grid` to tokens; `mask` as `whereformer.attention` takes it."""
         grid.check(x.shape[1], "x")
+        if isinstance(grid, Points):
+            grid.check_batch(x.shape[0], "x")
         if grid.axes != self.axes:
             raise InputError(f"PaPE: built for {self.axes} axes, but {grid} has {grid.axes}")
         q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -29,18 +29,19 @@ Longer = Literal["refuse", "interpolate"]
 """What becomes of an axis with more patches than its table has rows."""
 
 
-def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
+def first_rows(
+    table: Tensor, length: int, longer: Longer, what: str, instead: str = ", or longer='interpolate'"
+) -> Tensor:
     """The first `length` rows of a table [n, channels]; for a longer axis, all its rows stretched, or an error."""
     if longer == "refuse" and length > table.shape[0]:
         raise InputError(
-            f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis;"
-            " expected fewer patches, or mode='interpolate'"
+            f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis,"
+            f" expected fewer{instead}"
         )
     if longer == "refuse":
         return table[:length]
-    return stretched(table, torch.sym_max(length, table.shape[0]))[
-        :length
-    ]  # no branch: any length can be exported
+    rows: int = torch.sym_max(length, table.shape[0])  # pyright: ignore[reportAssignmentType]  # no branch: exports
+    return stretched(table, rows)[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
