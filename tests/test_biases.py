@@ -420,7 +420,7 @@ def test_is_counted() -> None:
         ("swin(std=0.0)", "Swin: std=0.0"),
         ("maxvit(stretch=None)", "MaxViT: stretch=None"),
         ("beit(stretch='cubic')", "BEiT: stretch='cubic'"),
-        ("levit(stride=0)", "LeViT: stride=0, expected an integer"),
+        ("levit(stride=0)", "LeViT: stride=0, expected a positive integer"),
         ("log_cpb(pretrained=7)", "LogCPB: pretrained=7, expected 2 positive integers"),
         ("log_cpb(pretrained=(7,))", r"LogCPB: pretrained=\(7,\), expected 2"),
         ("log_cpb(hidden=0)", "LogCPB: hidden=0"),

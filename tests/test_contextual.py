@@ -32,7 +32,6 @@ from loops import attend, close, leaf, places, same_gradients
 from whereformer import Buckets, Grid, InputError, Points, PositionEncoding, attention, parse
 from whereformer.encodings import (
     SASA,
-    AxialAttention,
     AxialDeepLab,
     BoTNet,
     Decomposed,
@@ -43,6 +42,7 @@ from whereformer.encodings import (
 )
 from whereformer.index import Clip, Separable
 from whereformer.lab.cost import costs
+from whereformer.layers import AxialAttention
 
 VALUES = load_file(Path(__file__).parent / "data/contextual/reference.safetensors")
 HEADS, HEAD_DIM, BATCH = 2, 4, 2

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask"},
     "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
-    "layers": {"errors", "grid", "forms", "mask", "resample", "backends", "attention"},
+    "layers": {"errors", "grid", "index", "forms", "mask", "resample", "encodings", "backends", "attention"},
     "facts": {"errors", "grid", "forms", "encoding", "catalog", "backends"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,

@@ -26,8 +26,8 @@ from whereformer.encodings import (
     half_to_interleaved,
     interleaved_to_half,
 )
+from whereformer.encodings.common.rotary import Spectrum
 from whereformer.encodings.nd_rope import simplex
-from whereformer.encodings.rotary import Spectrum
 
 HEADS, D = 2, 16
 DIM = HEADS * D

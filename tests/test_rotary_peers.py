@@ -52,7 +52,7 @@ from whereformer.encodings import (
     SpiralRoPE,
     VisionLLaMA,
 )
-from whereformer.encodings.rotary import interleaved_to_half
+from whereformer.encodings.common.rotary import interleaved_to_half
 
 VALUES = load_file(Path(__file__).parent / "data" / "rotary" / "reference.safetensors")
 GRIDS = [(16, 16), (14, 14), (3, 7), (24, 10), (1, 5)]

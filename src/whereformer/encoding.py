@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.forms import Bias, Turn, Values
 from whereformer.grid import Grid
 
@@ -46,8 +46,7 @@ class PositionEncoding(nn.Module):
             wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
             raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
         for name, value in (("dim", dim), ("num_heads", num_heads)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{type(self).__name__}: {name}={value!r}, expected a positive integer")
+            check_count(f"{type(self).__name__}: {name}", value)
         if dim % num_heads:
             raise InputError(f"{type(self).__name__}: dim={dim} is not a multiple of num_heads={num_heads}")
         self.dim = dim

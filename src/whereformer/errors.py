@@ -12,6 +12,12 @@ def check_positive(what: str, value: object) -> None:
         raise InputError(f"{what}={value!r}, expected a positive number")
 
 
+def check_count(what: str, value: object) -> None:
+    """Raise unless `value`, called `what`, is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"{what}={value!r}, expected a positive integer")
+
+
 def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:
     """Raise unless `value`, called `what`, is one of those."""
     if value not in accepted:

@@ -131,6 +131,10 @@ class Grid:
             rest = rest // n
         return Points(self.height, self.width, self.prefix, self.frames, at=torch.stack(at[::-1], -1))
 
+    def as_row(self, device: torch.device | None = None) -> "Grid":
+        """The same tokens as a sequence: one row, in row-by-row order."""
+        return Grid(1, self.patches, self.prefix)
+
     def _check_index(self, index: Tensor) -> None:
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 2:
             found = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else repr(index)
@@ -225,6 +229,11 @@ class Points(Grid):
             number = number * n + place
         assert isinstance(number, Tensor)
         return number
+
+    def as_row(self, device: torch.device | None = None) -> "Points":
+        number = self.raster(device)
+        at = torch.stack([torch.zeros_like(number), number], -1)
+        return Points(1, math.prod(self.size), self.prefix, at=at)
 
     def lay(self, x: Tensor) -> Tensor:
         self.check(x.shape[-2], "x")

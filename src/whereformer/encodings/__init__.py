@@ -3,10 +3,10 @@
 from whereformer.encodings.abs_win import AbsWin
 from whereformer.encodings.alibi import ALiBi
 from whereformer.encodings.alibi2d import ALiBi2D
-from whereformer.encodings.axial_attention import AxialAttention
 from whereformer.encodings.axial_deeplab import AxialDeepLab
 from whereformer.encodings.beit import BEiT
 from whereformer.encodings.botnet import BoTNet
+from whereformer.encodings.common.rotary import half_to_interleaved, interleaved_to_half
 from whereformer.encodings.comrope import ComRoPE
 from whereformer.encodings.decomposed import Decomposed
 from whereformer.encodings.detr_learned import DETRLearned
@@ -43,7 +43,6 @@ from whereformer.encodings.rope1d import RoPE1D
 from whereformer.encodings.rope_axial import RoPEAxial
 from whereformer.encodings.rope_mixed import RoPEMixed
 from whereformer.encodings.rope_pixel import RoPEPixel
-from whereformer.encodings.rotary import half_to_interleaved, interleaved_to_half
 from whereformer.encodings.sasa import SASA
 from whereformer.encodings.shaw import Shaw
 from whereformer.encodings.sincos import SinCos2D
@@ -73,7 +72,6 @@ __all__ = [
     "ALiBi",
     "ALiBi2D",
     "AbsWin",
-    "AxialAttention",
     "AxialDeepLab",
     "BEiT",
     "BoTNet",

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_size
+from whereformer.encodings.common.absolute import add, check_size
 from whereformer.errors import check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample

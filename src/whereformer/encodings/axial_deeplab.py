@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import Exact, near, resized
-from whereformer.errors import InputError
+from whereformer.encodings.common.offsets import Exact, near, resized
+from whereformer.errors import check_one_of
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Separable
@@ -27,7 +27,7 @@ class AxialDeepLab(PositionEncoding):
     reads the offset along the axis to patches of every column (row).
 
     The paper divides nothing by √d and its code normalises the logits instead: for that, and for queries and keys
-    of half the features, see `AxialAttention`.
+    of half the features, see `whereformer.layers.AxialAttention`.
 
     On another grid than the home the table is resized linearly. Pairs with a prefix token get nothing.
 
@@ -88,5 +88,4 @@ class AxialDeepLab(PositionEncoding):
 
 
 def check_axis(what: str, axis: str) -> None:
-    if axis not in get_args(Axis):
-        raise InputError(f"{what}: axis={axis!r}, expected one of {list(get_args(Axis))}")
+    check_one_of(f"{what}: axis", axis, get_args(Axis))

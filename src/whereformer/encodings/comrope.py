@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.rotary import check_axes, exact, exponential
+from whereformer.encodings.common.rotary import check_axes, exact, exponential
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid

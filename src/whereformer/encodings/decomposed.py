@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import per_axis, resized
+from whereformer.encodings.common.offsets import per_axis, resized
 from whereformer.errors import check_positive
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid

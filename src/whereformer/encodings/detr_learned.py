@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import Longer, add, check_count, check_one_of, first_rows, spread
-from whereformer.errors import InputError
+from whereformer.encodings.common.absolute import Longer, add, first_rows, spread
+from whereformer.errors import InputError, check_count, check_one_of
 from whereformer.grid import Grid
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Spectrum, axial, check_theta, greater
+from whereformer.encodings.common.rotary import Rotary, Spectrum, axial, check_theta, greater
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from whereformer.encodings.rotary import Order, Rotary, Scaling, Spectrum, axial, check_theta
+from whereformer.encodings.common.rotary import Order, Rotary, Scaling, Spectrum, axial, check_theta
 from whereformer.errors import InputError, check_one_of
 from whereformer.forms import Layout
 from whereformer.grid import Grid

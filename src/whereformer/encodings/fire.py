@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.distance import Distance, by_distance, check_distance, farthest
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.common.distance import Distance, by_distance, check_distance, farthest
+from whereformer.errors import check_count, check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 from whereformer.resample import without_autocast
@@ -45,8 +45,7 @@ class FIRE(PositionEncoding):
         distance: Distance = "euclidean",
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
-            raise InputError(f"FIRE: hidden={hidden!r}, expected a positive integer")
+        check_count("FIRE: hidden", hidden)
         check_positive("FIRE: threshold", threshold)
         check_distance("FIRE", distance)
         self.threshold = threshold

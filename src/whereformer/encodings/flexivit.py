@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_size
+from whereformer.encodings.common.absolute import add, check_size
 from whereformer.errors import check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_one_of
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.common.absolute import add
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
 
 

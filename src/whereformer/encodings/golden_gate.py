@@ -2,7 +2,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import Offsets, check_offsets, clipped, mirrored
+from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
 from whereformer.errors import InputError
 from whereformer.forms import Bias, BucketBias, DenseBias
 from whereformer.grid import Grid

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.distance import Distance, by_distance, check_distance
-from whereformer.errors import InputError
+from whereformer.encodings.common.distance import Distance, by_distance, check_distance
+from whereformer.errors import check_one_of
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 
@@ -44,8 +44,7 @@ class KERPLE(PositionEncoding):
         distance: Distance = "euclidean",
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if kernel not in get_args(Kernel):
-            raise InputError(f"KERPLE: kernel={kernel!r}, expected one of {list(get_args(Kernel))}")
+        check_one_of("KERPLE: kernel", kernel, get_args(Kernel))
         check_distance("KERPLE", distance)
         self.kernel: Kernel = kernel
         self.distance: Distance = distance

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_count, check_one_of, linear
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.common.absolute import add, linear
+from whereformer.errors import InputError, check_count, check_one_of, check_positive
 from whereformer.grid import Grid
 
 

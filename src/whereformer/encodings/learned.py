@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import check_one_of
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
 from whereformer.resample import resample
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.depthwise import check_kernel_size, depthwise
+from whereformer.encodings.common.depthwise import check_kernel_size, depthwise
 from whereformer.forms import AddedValues
 from whereformer.grid import Grid
 

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import check_count
 from whereformer.forms import OffsetBias
 from whereformer.grid import Grid, Points
 from whereformer.resample import Stretch, check_stretch, resample_offsets
@@ -31,8 +31,7 @@ class LeViT(PositionEncoding):
         self, dim: int, num_heads: int, grid: Grid, *, stride: int = 1, stretch: Stretch = "bicubic"
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
-            raise InputError(f"LeViT: stride={stride!r}, expected an integer of at least 1")
+        check_count("LeViT: stride", stride)
         check_stretch("LeViT", stretch)
         self.stride = stride
         self.stretch: Stretch = stretch

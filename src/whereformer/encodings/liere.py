@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.rotary import check_axes, exact, exponential, greater
+from whereformer.encodings.common.rotary import check_axes, exact, exponential, greater
 from whereformer.errors import InputError, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 from whereformer.resample import without_autocast
@@ -49,8 +49,7 @@ class LogCPB(PositionEncoding):
         whole = isinstance(pretrained, tuple | list) and all(isinstance(m, int) and m > 0 for m in pretrained)
         if not whole or len(pretrained) != grid.axes:
             raise InputError(f"LogCPB: pretrained={pretrained!r}, expected {grid.axes} positive integers")
-        if not isinstance(hidden, int) or isinstance(hidden, bool) or hidden < 1:
-            raise InputError(f"LogCPB: hidden={hidden!r}, expected a positive integer")
+        check_count("LogCPB: hidden", hidden)
         self.pretrained = tuple(pretrained)
         self.w1 = nn.Parameter(torch.empty(hidden, grid.axes))
         self.b1 = nn.Parameter(torch.empty(hidden))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, check_theta
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 

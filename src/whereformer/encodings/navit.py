@@ -6,16 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import (
-    Longer,
-    add,
-    check_count,
-    check_one_of,
-    first_rows,
-    spread,
-    stretched,
-)
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.common.absolute import Longer, add, first_rows, spread, stretched
+from whereformer.errors import InputError, check_count, check_one_of, check_positive
 from whereformer.grid import Grid
 
 Coordinate = Literal["absolute", "fractional"]

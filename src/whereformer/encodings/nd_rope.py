@@ -3,7 +3,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, check_theta, exact
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta, exact
 from whereformer.errors import check_one_of
 from whereformer.forms import Layout
 from whereformer.grid import Grid

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.depthwise import check_kernel_size, depthwise
+from whereformer.encodings.common.depthwise import check_kernel_size, depthwise
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 

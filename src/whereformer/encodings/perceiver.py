@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_count, linear
-from whereformer.errors import check_positive
+from whereformer.encodings.common.absolute import add, linear
+from whereformer.errors import check_count, check_positive
 from whereformer.grid import Grid
 
 

@@ -2,7 +2,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_count, first_rows, spread
+from whereformer.encodings.common.absolute import add, first_rows, spread
+from whereformer.errors import check_count
 from whereformer.grid import Grid
 
 

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, axial, check_theta
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, axial, check_theta
 from whereformer.grid import Grid
 
 

@@ -3,7 +3,7 @@ import math
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.distance import by_distance
+from whereformer.encodings.common.distance import by_distance
 from whereformer.errors import check_positive
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, check_theta
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
 from whereformer.errors import check_one_of
 from whereformer.grid import Grid
 

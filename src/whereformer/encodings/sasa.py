@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import key_minus_query, near, per_axis, resized
+from whereformer.encodings.common.offsets import key_minus_query, near, per_axis, resized
 from whereformer.errors import InputError
 from whereformer.forms import AxisBias, LowRankBias
 from whereformer.grid import Grid

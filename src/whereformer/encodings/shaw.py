@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import Offsets, check_offsets, clipped, mirrored
+from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
 from whereformer.errors import InputError
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid

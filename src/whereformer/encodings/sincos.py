@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, waves
-from whereformer.errors import InputError, check_positive
+from whereformer.encodings.common.absolute import add, waves
+from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
 
 Layout = Literal["mae", "moco", "timm", "big_vision", "detr"]
@@ -33,8 +33,7 @@ class SinCos2D(PositionEncoding):
         self, dim: int, num_heads: int, grid: Grid, *, layout: Layout = "mae", temperature: float = 10000.0
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if layout not in get_args(Layout):
-            raise InputError(f"SinCos2D: layout={layout!r}, expected one of {list(get_args(Layout))}")
+        check_one_of("SinCos2D: layout", layout, get_args(Layout))
         if dim % 4 or (layout == "big_vision" and dim < 8):
             raise InputError(f"SinCos2D: dim={dim}, expected a multiple of 4 (and for 'big_vision' at least 8)")
         check_positive("SinCos2D: temperature", temperature)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, waves
+from whereformer.encodings.common.absolute import add, waves
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 

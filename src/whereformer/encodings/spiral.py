@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, check_theta
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 

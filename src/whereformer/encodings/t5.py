@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.distance import as_sequence
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_one_of
 from whereformer.forms import DenseBias, OffsetBias
 from whereformer.grid import Grid
 
@@ -54,8 +53,7 @@ class T5(PositionEncoding):
         farthest: int = 128,
     ) -> None:
         super().__init__(dim, num_heads, grid)
-        if method not in get_args(Method):
-            raise InputError(f"T5: method={method!r}, expected one of {list(get_args(Method))}")
+        check_one_of("T5: method", method, get_args(Method))
         if not isinstance(buckets, int) or isinstance(buckets, bool) or buckets < 4 or buckets % 4:
             raise InputError(f"T5: buckets={buckets!r}, expected a positive multiple of 4")
         if not isinstance(farthest, int | float) or isinstance(farthest, bool) or farthest <= buckets // 4:
@@ -76,7 +74,7 @@ class T5(PositionEncoding):
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias | DenseBias]:
         if self.method == "raster":
-            queries, keys = as_sequence(queries, q.device), as_sequence(keys, q.device)
+            queries, keys = queries.as_row(q.device), keys.as_row(q.device)
         return (OffsetBias.of(self._bias, queries, keys, q.device),)
 
     def _bias(self, offsets: Tensor) -> Tensor:

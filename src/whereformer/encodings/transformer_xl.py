@@ -5,13 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import (
+from whereformer.encodings.common.offsets import (
     Exact,
     Offsets,
     check_offsets,
     per_axis,
     query_minus_key,
-    sequence,
 )
 from whereformer.errors import InputError, check_positive
 from whereformer.forms import AxisBias, BucketBias, DenseBias
@@ -90,7 +89,7 @@ class TransformerXL(PositionEncoding):
             ]
             yield per_axis((q, q), tables, queries, keys, query_minus_key)
         else:
-            queries, keys = sequence(queries), sequence(keys)
+            queries, keys = queries.as_row(), keys.as_row()
             patches = max(queries.width, keys.width)
             scores = q @ self._embeddings(patches, self.weight, q).mT
             yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))

@@ -2,7 +2,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, spread, stretched
+from whereformer.encodings.common.absolute import add, spread, stretched
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
 

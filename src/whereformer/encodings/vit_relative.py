@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.offsets import Exact, resized, sequence
+from whereformer.encodings.common.offsets import Exact, resized
 from whereformer.errors import check_positive
 from whereformer.forms import BucketBias
 from whereformer.grid import Grid
@@ -35,14 +35,14 @@ class ViTRelative(PositionEncoding):
         super().__init__(dim, num_heads, grid)
         check_positive("ViTRelative: std", std)
         self.std = std
-        self.table = nn.Parameter(torch.empty(2 * sequence(grid).width - 1, self.head_dim))
+        self.table = nn.Parameter(torch.empty(2 * grid.as_row().width - 1, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketBias]:
-        queries, keys = sequence(queries), sequence(keys)
+        queries, keys = queries.as_row(), keys.as_row()
         patches = max(queries.width, keys.width)
         scores = q @ resized(self.table, patches).to(q.dtype).mT
         yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings.rotary import Rotary, Scaling, Spectrum, axial, beside_identity, check_theta
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, axial, beside_identity, check_theta
 from whereformer.errors import check_one_of
 from whereformer.forms import MatrixRotation, Rotation
 from whereformer.grid import Grid

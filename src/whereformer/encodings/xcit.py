@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.absolute import add, check_count, linear, waves
+from whereformer.encodings.common.absolute import add, linear, waves
 from whereformer.encodings.detr_sine import sized
-from whereformer.errors import InputError, check_positive
+from whereformer.errors import InputError, check_count, check_positive
 from whereformer.grid import Grid
 
 

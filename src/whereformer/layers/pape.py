@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from whereformer import backends
 from whereformer.attention import reference
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.forms import DenseBias, Forms, LowRankBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
@@ -44,8 +44,7 @@ class PaPE(nn.Module):
         super().__init__()
         if dim % num_heads:
             raise InputError(f"PaPE: dim={dim} is not a multiple of num_heads={num_heads}")
-        if not isinstance(parabolas, int) or isinstance(parabolas, bool) or parabolas < 1:
-            raise InputError(f"PaPE: parabolas={parabolas!r}, expected a positive integer")
+        check_count("PaPE: parabolas", parabolas)
         if axes not in (2, 3):
             raise InputError(f"PaPE: axes={axes!r}, expected 2 (images) or 3 (videos)")
         self.num_heads = num_heads

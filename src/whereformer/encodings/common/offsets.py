@@ -1,6 +1,5 @@
 """What the content-dependent relative encodings share: tables indexed by offsets."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count, check_one_of
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid, Points
 from whereformer.index import Buckets, Clip, Separable
@@ -24,26 +23,16 @@ Place = Callable[[Tensor, Tensor, int, int], Tensor]
 
 def check_offsets(what: str, offsets: str, clip: int | None) -> None:
     """Raise unless the two options make sense; `what` asks for them."""
-    if offsets not in get_args(Offsets):
-        raise InputError(f"{what}: offsets={offsets!r}, expected one of {list(get_args(Offsets))}")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int) or clip < 1):
-        raise InputError(f"{what}: clip={clip!r}, expected a positive integer, in patches")
-
-
-def sequence(grid: Grid) -> Grid:
-    """The patches of a grid as one row, in row-by-row order."""
-    length = math.prod(grid.size)
-    if not isinstance(grid, Points):
-        return Grid(1, length, grid.prefix)
-    raster = grid.raster()
-    return Points(1, length, grid.prefix, at=torch.stack([torch.zeros_like(raster), raster], -1))
+    check_one_of(f"{what}: offsets", offsets, get_args(Offsets))
+    if clip is not None:
+        check_count(f"{what}: clip", clip)
 
 
 def clipped(offsets: Offsets, clip: int, queries: Grid, keys: Grid) -> Buckets:
     """Buckets of clipped offsets: (2 clip + 1)² of (dy, dx), or 2 clip + 1 of numbers in row-by-row order."""
     if offsets == "product":
         return Buckets(Separable(Clip(clip), Clip(clip)), queries, keys)
-    return Buckets(Separable(None, Clip(clip)), sequence(queries), sequence(keys))
+    return Buckets(Separable(None, Clip(clip)), queries.as_row(), keys.as_row())
 
 
 @dataclass(frozen=True)

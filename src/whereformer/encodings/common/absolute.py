@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_count
 from whereformer.grid import Grid
 from whereformer.resample import resample, without_autocast
 
@@ -39,9 +39,8 @@ def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
         )
     if longer == "refuse":
         return table[:length]
-    return stretched(table, torch.sym_max(length, table.shape[0]))[
-        :length
-    ]  # no branch: any length can be exported
+    longest: Any = torch.sym_max(length, table.shape[0])  # no branch on it: any length can be exported
+    return stretched(table, longest)[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
@@ -64,16 +63,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b in float32, or in the dtype of `x` if that is wider, under autocast too."""
     with without_autocast(x.device):
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-
-
-def check_one_of(what: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")
-
-
-def check_count(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{what}={value!r}, expected a positive integer")
 
 
 def check_size(what: str, value: object) -> None:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encodings.axial_deeplab import Axis, check_axis
-from whereformer.encodings.offsets import Exact, resized
-from whereformer.errors import InputError
+from whereformer.encodings.common.offsets import Exact, resized
+from whereformer.errors import InputError, check_count
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Separable
@@ -48,8 +48,7 @@ class AxialAttention(nn.Module):
     ) -> None:
         super().__init__()
         for name, value in (("dim", dim), ("num_heads", num_heads), ("span", span)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"AxialAttention: {name}={value!r}, expected a positive integer")
+            check_count(f"AxialAttention: {name}", value)
         if dim % (2 * num_heads):
             raise InputError(f"AxialAttention: dim={dim} is not a multiple of 2 * num_heads={2 * num_heads}")
         check_axis("AxialAttention", axis)
