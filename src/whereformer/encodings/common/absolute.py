@@ -39,9 +39,8 @@ def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
         )
     if longer == "refuse":
         return table[:length]
-    return stretched(table, torch.sym_max(length, table.shape[0]))[
-        :length
-    ]  # no branch: any length can be exported
+    longest: Any = torch.sym_max(length, table.shape[0])  # no branch on it: any length can be exported
+    return stretched(table, longest)[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
