@@ -17,7 +17,7 @@ class LeViT(PositionEncoding):
 
     Args:
         stride: how many rows and columns of the keys' grid lie between two neighbours of the queries' grid, if
-            these are of two sizes. The home grid is that of the keys.
+            these are two. The home grid is that of the keys.
         stretch: how the table is read on another grid: "bicubic", "bilinear" or "geometric".
 
     Shapes: table [heads, height, width], in a video with frames before height. It starts at zero.
@@ -42,7 +42,8 @@ class LeViT(PositionEncoding):
         nn.init.zeros_(self.table)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias]:
-        if self.stride > 1 and queries.size != keys.size:
+        kept = not queries.regular and queries.size == keys.size  # some of the keys' own patches
+        if self.stride > 1 and queries is not keys and not kept:
             queries = self._on_keys(queries, q.device)
         table = self.table
         for axis in range(1, table.ndim):

@@ -1,6 +1,6 @@
 """What absolute encodings share: sinusoids, tables along an axis, and how all of them are added."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +40,8 @@ def first_rows(
         )
     if longer == "refuse":
         return table[:length]
-    rows: int = torch.sym_max(length, table.shape[0])  # pyright: ignore[reportAssignmentType]  # no branch: exports
-    return stretched(table, rows)[:length]
+    longest: Any = torch.sym_max(length, table.shape[0])  # no branch on it: any length can be exported
+    return stretched(table, longest)[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
