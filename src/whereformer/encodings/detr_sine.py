@@ -28,7 +28,7 @@ class DETRSine(PositionEncoding):
     """
 
     formula = "x_n + (PE(2π (y + 1) / H), PE(2π (x + 1) / W))"
-    paper = "Carion et al. 2020, End-to-End Object Detection with Transformers (DETR), supplement"
+    paper = "Carion et al. 2020, End-to-End Object Detection with Transformers (DETR), appendix A.4"
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ class SASA(PositionEncoding):
     """e_ij = q_i·(k_j + (p^row_dy, p^column_dx)) / √d: half of the channels for each axis, on keys alone.
 
     The offset is key − query, as in the paper. Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision
-    Models, section 2.2, for windows of k x k patches around each query: `attention(..., mask=sasa.mask(grid))`.
+    Models, for windows of k x k patches around each query: `attention(..., mask=sasa.mask(grid))`.
     Without windows, over all of an image, as in iRPE (Wu et al. 2021, eq. 12 and Table 5). Pairs with a prefix
     token get nothing.
 
@@ -28,7 +28,7 @@ class SASA(PositionEncoding):
     """
 
     formula = "e_ij + q_i·(p^row_dy, p^column_dx)/√d"
-    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA), section 2.2"
+    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA)"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, window: int | None = None, scaled: bool = True

@@ -27,7 +27,9 @@ class VJEPA2(Rotary):
 
     axes = (2, 3)
     formula = "R(θ^(−2m/D) t), R(θ^(−2m/D) y), R(θ^(−2m/D) x)"
-    paper = "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models (3D-RoPE)"
+    paper = (
+        "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning"
+    )
 
     def __init__(
         self,
