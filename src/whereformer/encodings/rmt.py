@@ -14,8 +14,8 @@ class RMT(PositionEncoding):
 
     Fan et al. 2024, section 3.2, Manhattan self-attention. The released code adds ln(γ) times the distance
     before the softmax, as here. The paper multiplies the weights by γ^(|dy| + |dx|) after it (eq. 5), so that
-    they no longer sum to one: that is no bias, and not what the released models do. Pairs with a prefix token
-    get 0.
+    they no longer sum to one: that is no bias, and not what the released models do. Heads are h = 0 ... H − 1.
+    Pairs with a prefix token get 0.
 
     Args:
         start: a. The released models have 2.
