@@ -21,15 +21,14 @@ class SASA(PositionEncoding):
     Args:
         window: k, odd, in patches; None: every offset of the home grid has a row, and on another grid the tables
             are resized linearly.
-        scaled: whether the logits are divided by √d (iRPE's eq. 12), or are q_i·(k_j + p), as in the paper (eq.
-            2).
+        scaled: whether the logits are divided by √d (iRPE, eq. 12), or not, as in the paper (eq. 3).
 
     Shapes: rows [k or 2 height − 1, d / 2], columns [k or 2 width − 1, d / 2], shared by all heads. They start
     normal, std 1/√d.
     """
 
     formula = "e_ij + q_i·(p^row_dy, p^column_dx)/√d"
-    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA), eq. 2"
+    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA), eq. 3"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, window: int | None = None, scaled: bool = True
