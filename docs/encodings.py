@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tables import escaped, table
 
-from whereformer import encodings
+from whereformer import encodings, layers
 from whereformer.catalog import CATALOG
 from whereformer.encoding import PositionEncoding
 from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES, Entry, docstring, entries, in_words, paragraphs
@@ -24,10 +24,9 @@ def page(entry: Entry, shown: Picture) -> str:
     """The page of one encoding."""
     words = docstring(CATALOG[entry.name])
     cls = CATALOG[entry.name]
-    source = f"../../src/{cls.__module__.replace('.', '/')}.py"
     parts = [
         f"# {entry.name}",
-        f"{escaped(entry.paper)}. [Code]({source}) · [All encodings](README.md)",
+        f"{escaped(entry.paper)}. [Code]({code(cls)}) · [All encodings](README.md)",
         f"```text\n{entry.formula}\n```",
         f"![{entry.name}: {alternative(shown)}]({entry.name}.svg)",
         f"<sub>{shown.caption}</sub>",
@@ -45,6 +44,10 @@ def page(entry: Entry, shown: Picture) -> str:
         f"```python\n{usage(entry, cls.__name__)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def code(cls: type) -> str:
+    return f"../../src/{cls.__module__.replace('.', '/')}.py"
 
 
 def alternative(shown: Picture) -> str:
@@ -141,6 +144,16 @@ def index(found: list[Entry]) -> str:
             f"![What they say, seen from the centre]({overview(family)})",
             table(header, rows),
         ]
+    rows = []
+    for name in layers.__all__:
+        layer = getattr(layers, name)
+        first = paragraphs(inspect.cleandoc(layer.__doc__))[0][1]
+        rows.append([f"[`{name}`]({code(layer)})", escaped(first)])
+    parts += [
+        "## Attention of their own",
+        "What no form can say: see [Layers](../layers.md).",
+        table(["", "is"], rows),
+    ]
     used = [sizes for sizes in SIZES if any(one.sizes == sizes for one in found)]
     parts += [
         "## How to read it",

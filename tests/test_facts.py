@@ -1,6 +1,8 @@
 """What is said of each encoding is what it does."""
 
 import functools
+import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,9 +63,19 @@ def test_families_are_what_they_say(catalog: dict[str, Entry]) -> None:
 
 def test_every_option_is_explained() -> None:
     for name, cls in CATALOG.items():
-        told = docstring(cls).options
-        words = {word.strip(":,.;") for names, text in told.items() for word in f"{names} {text}".split()}
-        assert set(options(cls)) <= words, name
+        told = {option: text for names, text in docstring(cls).options.items() for option in names.split(", ")}
+        assert set(told) == set(options(cls)), name
+        assert all(told.values()), name
+
+
+def test_docstrings_are_taken_apart_whole() -> None:
+    for name, cls in CATALOG.items():
+        taken = docstring(cls)
+        assert taken.body, name
+        parts = [taken.body, *taken.sections.values(), *taken.options, *taken.options.values()]
+        got = sorted(re.findall(r"\w+", " ".join([*parts, *taken.sections])))
+        whole = re.sub(r"^ *>>> .*\n.*$", "", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE)
+        assert got == sorted(re.findall(r"\w+", whole.replace("Args:", ""))), name
 
 
 def test_counts_of_deit_s(catalog: dict[str, Entry]) -> None:

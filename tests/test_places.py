@@ -72,6 +72,52 @@ def test_kept_patches_are_those_of_the_grid(grid: Grid) -> None:
         assert torch.equal(queries.pairs(keys).expand_as(expected), expected)
 
 
+def test_kept_patches_of_which_some_are_kept() -> None:
+    some = GRID.keep(KEPT).keep(torch.tensor([[3, 0]]))
+    assert torch.equal(some.raster(), KEPT[:, [3, 0]])
+    floating = Points(3, 4, at=torch.rand(1, 5, 2))
+    chosen = floating.keep(torch.tensor([[4], [1]]))
+    assert torch.equal(chosen.coords(), floating.coords()[0, [[4], [1]]])
+
+
+def test_points_beyond_the_grid_are_fine_for_functions_of_coordinates() -> None:
+    """And gradients come back to them."""
+    at = torch.tensor([[[-5.5, 100.25], [2.0, 1.0]]], dtype=torch.float64, requires_grad=True)
+    x = torch.zeros(1, 2, 8, dtype=torch.float64)
+    out = encode(x, Points(3, 4, at=at), [SinCos2D(8, 2, GRID)])
+    angles = at.detach().float()[..., None] / 10000.0 ** (torch.arange(2) / 2)
+    waves = torch.cat([f(angles[:, :, a]) for a in (1, 0) for f in (torch.sin, torch.cos)], -1)
+    torch.testing.assert_close(out.detach().float(), waves)
+    (gradient,) = torch.autograd.grad(out.sum(), at)
+    assert gradient.abs().min() > 0
+
+
+@pytest.mark.parametrize("grid", [GRID, Grid(3, 4)], ids=repr)
+def test_all_patches_may_be_dropped(grid: Grid) -> None:
+    kept = grid.keep(torch.zeros(2, 0, dtype=torch.int64))
+    encodings = [Learned(8, 2, grid), PEG(8, 2, grid), IRPE(8, 2, grid, on="qkv")]
+    assert encode(torch.zeros(2, grid.prefix, 8), kept, encodings).shape == (2, grid.prefix, 8)
+    assert attention(*[torch.zeros(2, 2, grid.prefix, 4)] * 3, kept, encodings).shape == (2, 2, grid.prefix, 4)
+
+
+def test_kept_patches_and_packs_compile_whole() -> None:
+    """The places are made inside, from tensors: as many graphs as it takes, and no break."""
+    before, inside = [Learned(8, 2, GRID), SinCos2D(8, 2, GRID), PEG(8, 2, GRID)], [IRPE(8, 2, GRID, on="qkv")]
+
+    def forward(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        pack = Packed((GRID.keep(first), Grid(4, 5, 1).keep(second)))
+        x = encode(x, pack, before)
+        q = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return attention(q, q, q, pack, inside)
+
+    torch.compiler.reset()
+    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend="aot_eager")
+    for kept in ((5, 3), (3, 8)):
+        first, second = (torch.rand(2, n).argsort()[:, :k] for n, k in zip((12, 20), kept, strict=True))
+        x = torch.randn(2, sum(kept) + 2, 8)
+        torch.testing.assert_close(compiled(x, first, second), forward(x, first, second))
+
+
 @pytest.mark.parametrize("grid", [GRID, VIDEO], ids=repr)
 @pytest.mark.parametrize("between", [(), (3,)])
 def test_tokens_to_image_and_back(grid: Grid, between: tuple[int, ...]) -> None:
@@ -297,14 +343,28 @@ def test_windows_of_a_video() -> None:
         (lambda: GRID.keep(torch.tensor([[12]])), "index from 12 to 12, but .* 0 to 11"),
         (lambda: Points(3, 4, at=torch.zeros(1, 2, 3)), r"at \(1, 2, 3\), expected \[batch or 1, points, 2\]"),
         (lambda: Points(3, 4, at=torch.zeros(1, 2, 2)).raster(), "lies between patches"),
+        (lambda: Points(3, 4, at=torch.tensor([[[2, 3], [0, 4]]])), r"at from \[0, 3\] to \[2, 4\], .* \(3, 4\)"),
+        (lambda: Points(3, 4, at=torch.tensor([[[2, 3], [-1, 0]]])), r"at from \[-1, 0\]"),
+        (lambda: GRID.keep(KEPT).keep(torch.tensor([[4]])), "index from 4 to 4, but .* 0 to 3"),
+        (lambda: encode(torch.zeros(3, 5, 8), GRID.keep(KEPT), []), "x has a batch of 3, but .* has one of 2"),
+        (lambda: attention(*[torch.zeros(1, 2, 5, 4)] * 3, GRID.keep(KEPT)), "q has a batch of 1, .* one of 2"),
+        (lambda: encode(torch.zeros(3, 13, 8), Padded((GRID, GRID)), []), "batch of 3, but Padded has 2 images"),
+        (lambda: attention(*[torch.zeros(1, 2, 13, 4)] * 3, Padded((GRID, GRID))), "batch of 1, but Padded has 2"),
+        (lambda: encode(torch.zeros(3, 13, 8), (3, 4), []), r"grid=\(3, 4\), expected a whereformer.Grid"),  # type: ignore[arg-type]
+        (lambda: encode(torch.zeros(13, 8), GRID, []), r"x is \(13, 8\), expected tokens"),
         (lambda: GRID.offsets(VIDEO), "expected two images or two videos"),
         (lambda: IRPE(8, 2, VIDEO), "IRPE: .*frames=3.*defined on images"),
         (lambda: Packed(()), "no grids"),
         (lambda: Padded((GRID, Grid(2, 2))), "same prefix"),
+        (lambda: Padded((GRID, VIDEO)), "images alone or videos alone"),
         (lambda: Packed((GRID, GRID)).split(torch.zeros(1, 25, 2)), "25 tokens, but .* has 26"),
         (lambda: Windows(GRID, (2, 2)), "without prefix tokens"),
         (lambda: Windows(Grid(4, 4), (2, 2), (2, 0)), r"shift=\(2, 0\)"),
         (lambda: Windows(Grid(4, 4), (2, 0)), r"window=\(2, 0\)"),
+        (lambda: Windows(Grid(4, 4), 2), "window=2, expected 2 positive integers"),  # type: ignore[arg-type]
+        (lambda: Windows(Grid(4, 4), (2, 2), (0.5, 0)), r"shift=\(0.5, 0\)"),  # type: ignore[arg-type]
+        (lambda: Windows(Grid(4, 4), (2, 2)).merge(torch.zeros(3, 4, 2)), r"merge: \(3, 4, 2\), .* 4 windows"),
+        (lambda: attention(*[torch.zeros(1, 1, 13, 4)] * 3, Packed((GRID,)), mask=3), "mask=3"),  # type: ignore[arg-type]
         (
             lambda: attention(*[torch.zeros(1, 1, 13, 4)] * 3, GRID, keys=Packed((GRID,))),
             "as many images on both sides",

@@ -9,7 +9,7 @@ from whereformer import backends
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import Forms
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 from whereformer.images import Images
 from whereformer.mask import Mask
 
@@ -72,6 +72,13 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
         grid: where the tokens are: a grid, or several images in one tensor.
     """
     encodings = _encodings(encodings)
+    if not isinstance(x, Tensor) or x.ndim != 3:
+        found = tuple(x.shape) if isinstance(x, Tensor) else repr(x)
+        raise InputError(f"x is {found}, expected tokens [batch, tokens, dim]")
+    if not isinstance(grid, Grid | Images):
+        raise InputError(f"grid={grid!r}, expected a whereformer.Grid, or Packed or Padded")
+    if isinstance(grid, Points):
+        grid.check_batch(x.shape[0], "x")
     if isinstance(grid, Images):
         return grid.merge([encode(x, g, encodings) for x, g in zip(grid.split(x, "x"), grid.grids, strict=True)])
     for encoding in encodings:
@@ -109,6 +116,8 @@ def _of_each(
         raise InputError(f"queries on {grid} and keys on {keys}, expected as many images on both sides")
     masks = [None] * len(grid.grids)
     if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise InputError(f"mask={mask!r}, expected a tensor")
         masks = grid.split_mask(mask, keys, (*q.shape[:-1], k.shape[-2]))
     parts = zip(grid.split(q, "q"), keys.split(k, "k"), keys.split(v, "v"), strict=True)
     outs = [
@@ -172,6 +181,8 @@ def _check(
                 + (" but for the tokens" if keys is not queries else "")
             )
         grid.check(x.shape[-2], name)
+        if isinstance(grid, Points):
+            grid.check_batch(x.shape[0], name)
     _, heads, _, head_dim = q.shape
     for e in encodings:
         if queries is not keys and not e.crosses:

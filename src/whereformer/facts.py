@@ -191,8 +191,8 @@ WHEN = {
 }
 
 EVERYWHERE = (
-    "Every encoding takes grids that are not square, any number of prefix tokens, masks, several images packed"
-    " into one sequence or padded into one batch, and, if it does not say otherwise, a part of the patches."
+    "Every encoding takes grids that are not square, the prefix tokens it was built for, masks, several images"
+    " packed into one sequence or padded into one batch, and, if it does not say otherwise, a part of the patches."
 )
 """What need not be said of each."""
 
@@ -242,7 +242,8 @@ class Docstring:
 
 
 def docstring(cls: type[PositionEncoding]) -> Docstring:
-    """
+    """Without its doctests.
+
     >>> docstring(CATALOG["peg"]).options["kernel_size"]
     'k, odd.'
     """
@@ -253,6 +254,8 @@ def docstring(cls: type[PositionEncoding]) -> Docstring:
     for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
         if line.strip() == "Args:":
             here = options
+        elif line.startswith(">>> "):
+            here = []
         elif heading := re.match(r"(Shapes|Start|Order): ?(.*)", line):
             here = sections.setdefault(heading[1], [heading[2]])
         elif here is options and line and not line.startswith(" "):

@@ -124,15 +124,7 @@ class Grid:
         >>> Grid(2, 3).keep(torch.tensor([[4, 0]])).coords().tolist()
         [[[1, 1], [0, 0]]]
         """
-        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 2:
-            found = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else repr(index)
-            raise InputError(f"keep: index {found}, expected [batch or 1, kept] of torch.int64")
-        if not torch.compiler.is_compiling() and index.device.type == "cpu" and index.numel():
-            least, most = index.min().item(), index.max().item()
-            if least < 0 or most >= self.patches:
-                raise InputError(
-                    f"keep: index from {least} to {most}, but {self} has patches 0 to {self.patches - 1}"
-                )
+        self._check_index(index)
         at, rest = [], index
         for n in reversed(self.size):
             at.append(rest % n)
@@ -142,6 +134,17 @@ class Grid:
     def as_row(self, device: torch.device | None = None) -> "Grid":
         """The same tokens as a sequence: one row, in row-by-row order."""
         return Grid(1, self.patches, self.prefix)
+
+    def _check_index(self, index: Tensor) -> None:
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim != 2:
+            found = f"{tuple(index.shape)} {index.dtype}" if isinstance(index, Tensor) else repr(index)
+            raise InputError(f"keep: index {found}, expected [batch or 1, kept] of torch.int64")
+        if _can_be_read(index):
+            least, most = index.min().item(), index.max().item()
+            if least < 0 or most >= self.patches:
+                raise InputError(
+                    f"keep: index from {least} to {most}, but {self} has patches 0 to {self.patches - 1}"
+                )
 
     def check(self, tokens: int, what: str) -> None:
         """Raise unless `tokens` tokens lie on this grid."""
@@ -183,6 +186,13 @@ class Points(Grid):
             raise InputError(f"Points: at is {getattr(at, 'dtype', at)!r}, expected a tensor, int64 or floating")
         if at.ndim != 3 or at.shape[-1] != self.axes:
             raise InputError(f"Points: at {tuple(at.shape)}, expected [batch or 1, points, {self.axes}]")
+        if whole and _can_be_read(at):
+            least, most = at.amin((0, 1)).tolist(), at.amax((0, 1)).tolist()
+            if min(least) < 0 or any(m >= n for m, n in zip(most, self.size, strict=True)):
+                raise InputError(
+                    f"Points: at from {least} to {most}, but the grid has {self.size} patches; between or beyond"
+                    " patches, coordinates are floating"
+                )
 
     @property
     def patches(self) -> int:
@@ -196,6 +206,19 @@ class Points(Grid):
     def coords(self, device: torch.device | None = None) -> Tensor:
         """(y, x), or (t, y, x), of each token, in patches: [b or 1, points, axes], int64 or floating."""
         return self.at if device is None else self.at.to(device)
+
+    def keep(self, index: Tensor) -> "Points":
+        """Only some of these tokens; `index` counts them in their order here: [b or 1, kept], int64."""
+        self._check_index(index)
+        batch = torch.broadcast_shapes(index.shape[:1], self.at.shape[:1])
+        at = self.coords(index.device).expand(*batch, -1, -1)
+        at = at.gather(1, index.expand(*batch, -1)[..., None].expand(-1, -1, self.axes))
+        return Points(self.height, self.width, self.prefix, self.frames, at=at)
+
+    def check_batch(self, batch: int, what: str) -> None:
+        """Raise unless there is a choice of tokens for each of `batch` images, or one for all."""
+        if self.at.shape[0] not in (1, batch):
+            raise InputError(f"{what} has a batch of {batch}, but {self} has one of {self.at.shape[0]}")
 
     def raster(self, device: torch.device | None = None) -> Tensor:
         """The number of each patch in row-by-row order of the whole grid: [b or 1, points], int64."""
@@ -232,6 +255,11 @@ class Points(Grid):
 
     def __repr__(self) -> str:
         return f"Points({self.patches} of {super().__repr__()})"
+
+
+def _can_be_read(index: Tensor) -> bool:
+    """Whether looking at numbers costs nothing: not if it would wait for a device, or bind a graph to them."""
+    return not torch.compiler.is_compiling() and index.device.type == "cpu" and index.numel() > 0
 
 
 def _lattice(ranges: list[tuple[int, int]], device: torch.device | None) -> Tensor:

@@ -41,6 +41,7 @@ class Images:
         """[batch, ..., tokens, d] to one such tensor for each image, without the others and without padding."""
         if x.shape[-2] != self.tokens:
             raise InputError(f"{what} has {x.shape[-2]} tokens, but {self} has {self.tokens}")
+        self._check_batch(x.shape[0], what)
         return [x[rows].index_select(-2, tokens) for rows, tokens in self.parts(x.device)]
 
     def split_mask(self, mask: Tensor, keys: "Images", shape: Sequence[int]) -> list[Tensor]:
@@ -53,6 +54,9 @@ class Images:
             ) from None
         pairs = zip(self.parts(mask.device), keys.parts(mask.device), strict=True)
         return [whole[rows].index_select(-2, i).index_select(-1, j) for (rows, i), (_, j) in pairs]
+
+    def _check_batch(self, batch: int, what: str) -> None:
+        """Raise unless so many rows can hold the images."""
 
     def merge(self, images: Sequence[Tensor]) -> Tensor:
         """The reverse of `split`, with zeros where no image has a token."""
@@ -109,6 +113,8 @@ class Padded(Images):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.grid is None:
+            if len({grid.axes for grid in self.grids}) > 1:
+                raise InputError(f"Padded: {self.grids}, expected images alone or videos alone")
             size = [max(n) for n in zip(*(grid.size for grid in self.grids), strict=True)]
             frames = size[0] if len(size) == 3 else None
             object.__setattr__(self, "grid", Grid(size[-2], size[-1], self.grids[0].prefix, frames))
@@ -124,6 +130,10 @@ class Padded(Images):
     @property
     def tokens(self) -> int:
         return self.grid.tokens
+
+    def _check_batch(self, batch: int, what: str) -> None:
+        if batch != len(self.grids):
+            raise InputError(f"{what} has a batch of {batch}, but Padded has {len(self.grids)} images")
 
     def parts(self, device: torch.device | None = None) -> list[tuple[slice, Tensor]]:
         prefix = torch.arange(self.grid.prefix, device=device)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +35,9 @@ class Windows:
         if not isinstance(self.grid, Grid) or not self.grid.regular or self.grid.prefix:
             raise InputError(f"Windows: grid={self.grid!r}, expected a whole Grid without prefix tokens")
         axes, shift = self.grid.axes, self.shift or (0,) * self.grid.axes
-        if len(self.window) != axes or any(not isinstance(n, int) or n < 1 for n in self.window):
+        if not _are(self.window, axes) or min(self.window) < 1:
             raise InputError(f"Windows: window={self.window!r}, expected {axes} positive integers")
-        if len(shift) != axes or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
+        if not _are(shift, axes) or any(not 0 <= s < n for s, n in zip(shift, self.window, strict=True)):
             raise InputError(
                 f"Windows: shift={self.shift!r}, expected {axes} integers from 0 to below {self.window}"
             )
@@ -66,7 +67,11 @@ class Windows:
 
     def merge(self, windows: Tensor) -> Tensor:
         """The reverse of `split`: [b windows, tokens of a window, d] -> [b, tokens, d]."""
-        axes = self.grid.axes
+        axes, count, one = self.grid.axes, math.prod(self.counts), math.prod(self.window)
+        if windows.ndim != 3 or windows.shape[0] % count or windows.shape[1] != one:
+            raise InputError(
+                f"merge: {tuple(windows.shape)}, expected [batch * {count} windows, {one} tokens, dim]"
+            )
         cut = windows.reshape(-1, *self.counts, *self.window, windows.shape[-1])
         order = [0, *(n for axis in range(1, axes + 1) for n in (axis, axes + axis)), 2 * axes + 1]
         whole = [n * w for n, w in zip(self.counts, self.window, strict=True)]
@@ -110,6 +115,11 @@ class Windows:
     def _padding(self) -> tuple[int, ...]:
         sizes = zip(self.grid.size, self.counts, self.window, strict=True)
         return tuple(count * w - n for n, count, w in sizes)
+
+
+def _are(integers: Any, count: int) -> bool:
+    whole = isinstance(integers, tuple | list) and len(integers) == count
+    return whole and all(isinstance(n, int) and not isinstance(n, bool) for n in integers)
 
 
 def _grid(size: tuple[int, ...]) -> Grid:

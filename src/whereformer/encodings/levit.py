@@ -42,7 +42,8 @@ class LeViT(PositionEncoding):
         nn.init.zeros_(self.table)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias]:
-        if self.stride > 1 and queries is not keys:
+        kept = not queries.regular and queries.size == keys.size  # some of the keys' own patches
+        if self.stride > 1 and queries is not keys and not kept:
             queries = self._on_keys(queries, q.device)
         table = self.table
         for axis in range(1, table.ndim):

@@ -41,7 +41,7 @@ class LookHere(PositionEncoding):
             "eighths1", "eighths2" (45), "diagonals", "none". The paper's LH-90 is "corners-triangles-none".
         slope: g.
         layer_slopes: m_l of the first layer and of the last.
-        layer: l, counted from 0, and depth: how many layers there are. `equip` tells them by itself.
+        layer, depth: l, counted from 0, and how many layers there are. `equip` tells them by itself.
     """
 
     formula = "e_ij − g m_l m_h |p_i − p_j|, −∞ outside of the head's field of view"

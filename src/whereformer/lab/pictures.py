@@ -319,7 +319,7 @@ def _telling(maps: Tensor) -> list[int]:
 # Drawing.
 
 WIDTH, EDGE, GAP, BAR = 860, 22, 16, 74
-LEVELS = 40
+LEVELS = 32
 INK, GREY, OUT = "#1d2530", "#55606e", "#c4c9d1"
 MOMENTS = {"tokens": "#2a9d8f", "rotations": "#b57a1e", "biases": "#c8553d", "values": "#6a4c93", "": GREY}
 """The colours of docs/moments.svg."""

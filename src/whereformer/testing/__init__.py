@@ -49,7 +49,6 @@ PROMISES: tuple[Promise, ...] = (
 SLOW: tuple[Promise, ...] = (graphs.compiles, graphs.exports)
 ON_VIDEOS: tuple[Promise, ...] = (
     places.any_grid,
-    state.tells_the_truth,
     places.counts_tokens,
     places.spares_prefix_tokens,
     numbers.backends_agree,

@@ -10,8 +10,8 @@ from whereformer.attention import attention, encode
 from whereformer.grid import Grid
 from whereformer.testing.subject import BATCH, DIM, HEADS, ROUNDINGS, Subject, hold, random, same
 
-SIZES = ((3, 4), (5, 2), (6, 7), (4, 8))
-RECOMPILES = 2
+SIZES = ((3, 4), (5, 2), (6, 7), (4, 8), (7, 3), (2, 9))
+RECOMPILES = 3
 
 
 class _Model(nn.Module):
@@ -46,23 +46,27 @@ def _image(grid: Grid) -> Tensor:
 
 
 def compiles(subject: Subject) -> None:
-    """compiles whole, is the same compiled at four sizes, and is compiled anew for at most two of them"""
-    model = _Model(subject)
-    torch.compiler.reset()
+    """compiles whole, is the same compiled at six sizes, and is compiled anew for at most three of them"""
+    model, home = _Model(subject), subject.home
     graphs = []
 
     def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         graphs.append(graph)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counted)
-    for height, width in SIZES:
-        grid = subject.grid(height, width)
-        expected = _results(model, model, _image(grid))
-        got = _results(model, compiled, _image(grid))
-        same(got, expected, f"{grid}, compiled", ROUNDINGS)
     torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counted)
+    with torch.no_grad():
+        for height, width in SIZES:
+            image = _image(subject.grid(height, width))
+            where = f"{subject.grid(height, width)}, compiled"
+            same({"output": compiled(image)}, {"output": model(image)}, where, ROUNDINGS)
     hold(len(graphs) <= 1 + RECOMPILES, f"{len(graphs)} graphs for sizes {SIZES}")
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    got, expected = (_results(model, forward, _image(home)) for forward in (compiled, model))
+    same(got, expected, f"{home}, compiled", ROUNDINGS)
+    torch.compiler.reset()
 
 
 def exports(subject: Subject) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whereformer.encoding import PositionEncoding
 from whereformer.testing.subject import (
     DIM,
     HEADS,
@@ -66,18 +67,19 @@ def keeps_nothing_derived(subject: Subject) -> None:
 
 
 def starts_anew(subject: Subject) -> None:
-    """starts anew by reset_parameters(), as it is built"""
+    """fills all of its parameters anew by reset_parameters(), whatever they hold"""
     fresh, used = _built(subject, seed=1), subject.make().float()
     with torch.no_grad():
         for parameter in used.parameters():
             parameter.fill_(torch.nan)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        used.reset_parameters()
+    for encoding in (fresh, used):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            encoding.reset_parameters()
     same(dict(used.named_parameters()), dict(fresh.named_parameters()), f"{subject.home}, started anew")
 
 
-def _built(subject: Subject, seed: int) -> nn.Module:
+def _built(subject: Subject, seed: int) -> PositionEncoding:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return subject.factory(DIM, HEADS, subject.home)

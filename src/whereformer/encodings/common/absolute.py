@@ -1,7 +1,7 @@
 """What absolute encodings share: sinusoids, tables along an axis, and how all of them are added."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,10 @@ def first_rows(table: Tensor, length: int, longer: Longer, what: str) -> Tensor:
             f"{what}: a table of {table.shape[0]} rows, but {length} patches along an axis;"
             " expected fewer patches, or mode='interpolate'"
         )
-    return stretched(table, length) if length > table.shape[0] else table[:length]
+    if longer == "refuse":
+        return table[:length]
+    longest: Any = torch.sym_max(length, table.shape[0])  # no branch on it: any length can be exported
+    return stretched(table, longest)[:length]
 
 
 def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
