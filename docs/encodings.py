@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tables import escaped, table
 
-from whereformer import layers
+from whereformer import encodings, layers
 from whereformer.catalog import CATALOG
 from whereformer.encoding import PositionEncoding
 from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES, Entry, docstring, entries, in_words, paragraphs
@@ -121,6 +121,8 @@ def index(found: list[Entry]) -> str:
         " `whereformer list` shows the same in a terminal.",
         "The pictures of families show each encoding seen from the patch in the centre, on a scale of its own: the"
         " first map of its page.",
+        "## Letters",
+        *(prose(kept, text) for kept, text in paragraphs(inspect.cleandoc(encodings.__doc__ or ""))),
     ]
     for family, members in groupby(found, key=lambda one: one.family):
         rows = [

@@ -720,7 +720,7 @@ def test_mixed_frequencies_start_at_right_angles() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_simplex_is_regular_and_isotropic(n: int) -> None:
-    """Paper, eq. 18-19."""
+    """The paper's conditions: equal lengths, equal angles, isotropic."""
     corners = simplex(n).double()
     eye, ones = torch.eye(n + 1, dtype=torch.float64), torch.ones(n + 1, n + 1, dtype=torch.float64)
     close(corners @ corners.mT, eye * (1 + 1 / n) - ones / n, roundings=16 * SINGLE)

@@ -1,4 +1,17 @@
-"""One paper, one file."""
+"""One paper, one file.
+
+Letters that mean the same in all of them:
+
+    x_n                 token n, of D features (dim)
+    q_i, k_j, v_j       a query, a key, a value, of one head: d = D / num_heads features
+    e_ij                the logit of query i and key j: q_i·k_j/√d, and what the encoding adds
+    a_ij, z_i           a_ij = softmax_j(e_ij), and z_i = Σ_j a_ij v_j, what attention gives to token i
+    p_i = (y_i, x_i)    the place of patch i in patches, its row and column, from 0; in a video (t_i, y_i, x_i)
+    dy, dx              offsets of two patches, in patches: query − key unless a file says key − query
+    height, width       rows and columns of the home grid; H, W those of the grid at hand
+    h, H                in biases of one slope per head, the head, from 0, and how many there are
+    R(α)                a turn by the angle α, in radians, of each pair of features of queries and keys
+"""
 
 from whereformer.encodings.abs_win import AbsWin
 from whereformer.encodings.alibi import ALiBi

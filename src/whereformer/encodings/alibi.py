@@ -9,7 +9,7 @@ from whereformer.grid import Grid
 
 
 class ALiBi(PositionEncoding):
-    """e_ij = q_i·k_j/√d − m_h |i − j|: attention with linear biases, m_h = 2^(−8 (h + 1) / H) for H heads.
+    """e_ij = q_i·k_j/√d − m_h |i − j|: attention with linear biases, m_h = 2^(−8 (h + 1) / H), h = 0 ... H − 1.
 
     Press et al. 2022, section 3. Patches are numbered row by row, as words in a text. The paper's texts are
     causal; here keys on both sides lose by their distance. If H is not a power of two, the next lower one

@@ -13,9 +13,9 @@ from whereformer.grid import Grid
 class BoTNet(PositionEncoding):
     """e_ij = q_i·(k_j + r^row_dy + r^column_dx) / √d, (dy, dx) = key − query.
 
-    Attention-augmented convolutions (Bello et al. 2019, section 3.1), BoTNet (Srinivas et al. 2021, figure 4) and
-    HaloNet (Vaswani et al. 2021). On another grid than the home the tables are resized linearly. Pairs with a
-    prefix token get nothing.
+    Attention-augmented convolutions (Bello et al. 2019, section 3.1), BoTNet (Srinivas et al. 2021) and HaloNet
+    (Vaswani et al. 2021). r^row and r^column are learned, one row of d numbers for each offset along an axis. On
+    another grid than the home the tables are resized linearly. Pairs with a prefix token get nothing.
 
     Args:
         scaled: whether the relative logits are divided by √d too, as in the papers' code, or not (timm's default,
@@ -25,7 +25,7 @@ class BoTNet(PositionEncoding):
     """
 
     formula = "e_ij + q_i·(r^row_dy + r^column_dx)/√d"
-    paper = "Bello et al. 2019, Attention Augmented Convolutional Networks; Srinivas et al. 2021, BoTNet"
+    paper = "Bello et al. 2019, Attention Augmented Convolutional Networks, 3.1; Srinivas et al. 2021, BoTNet"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = True) -> None:
         super().__init__(dim, num_heads, grid)

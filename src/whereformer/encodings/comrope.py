@@ -15,20 +15,22 @@ from whereformer.grid import Grid
 class ComRoPE(PositionEncoding):
     """Patch p multiplies a head's queries and keys by R(p) = exp(Σ_a p_a A_a), A_a learned such that they commute.
 
-    ComRoPE. As they commute, R(p)ᵀ R(p') = R(p' − p): the encoding is relative. Block j of A_a is
+    ComRoPE, section 3. As they commute, R(p)ᵀ R(p') = R(p' − p): the encoding is relative. Block j of A_a is
 
         kind "ld" (linearly dependent)   θ_aj (P_j − P_jᵀ)
         kind "ap" (axial partition)      P_j − P_jᵀ if j ≡ a (mod number of axes), otherwise 0
 
-    Places are in units of the image, from its centre: p = (k + ½) / n − ½ for row, column or frame k of n. Any
-    grid spans the same range, so that no scaling is needed. (The released code counts from 0 to 1 and turns the
-    class token by ½. As R is relative, scores are the same here, where prefix tokens are not turned.)
+    with P_j any matrix, and so P_j − P_jᵀ skew-symmetric. Places are in units of the image, from its centre: p =
+    (k + ½) / n − ½ for row, column or frame k of n. Any grid spans the same range, so that no scaling is needed.
+    (The released code counts from 0 to 1 and turns the class token by ½. As R is relative, scores are the same
+    here, where prefix tokens are not turned.)
 
     Args:
         kind: "ld" or "ap".
         block: the size of the blocks; divides the features of a head, in "ap" those of one axis.
-        perturb: in training each patch moves by ½ perturb N(0, 1) rows and columns, at most ½. Each block of the
-            transformer draws its own; queries and keys of two grids would be drawn apart, and are refused.
+        perturb: in training (section 3.4.2) each patch moves by ½ perturb N(0, 1) rows and columns, at most ½.
+            Each block of the transformer draws its own; queries and keys of two grids would be drawn apart, and
+            are refused.
         std: of the normal distribution from which P starts.
 
     Shapes: generators [num_heads, blocks, block, block], the P_j; in "ld" scales [axes, blocks], θ, from N(0, 1).
@@ -36,7 +38,7 @@ class ComRoPE(PositionEncoding):
 
     axes = (2, 3)
     formula = "exp(Σ_a p_a A_a), A_a skew-symmetric, commuting, learned"
-    paper = "Yu et al. 2025, ComRoPE: Scalable and Robust Rotary Position Embedding"
+    paper = "Yu et al. 2025, ComRoPE: Scalable and Robust Rotary Position Embedding, section 3"
 
     def __init__(
         self,

@@ -16,13 +16,15 @@ class Decomposed(PositionEncoding):
     Between grids of two sizes, as where keys are pooled, each covers the whole image, and the offset is taken on
     the finer: along an axis of n queries and m keys
 
-        y_i − y_j  stands for  y_i max(m/n, 1) − y_j max(n/m, 1), counted from that of query 0 and key m − 1
+        y_i − y_j  stands for  y_i max(m/n, 1) − y_j max(n/m, 1)
 
-    cut to a whole number. So in the code of MViTv2 (Li et al. 2022, section 4.1), of ViTDet and of SAM. On another
-    grid than the home the tables are resized linearly. Pairs with a prefix token get nothing.
+    plus (m − 1) max(n/m, 1), so that key m − 1 is in row 0 of the table for query 0, and cut to a whole number.
+    So in the code of MViTv2 (Li et al. 2022, section 4.1), of ViTDet and of SAM. R^h and R^w are learned, one
+    row of d numbers for each offset. On another grid than the home they are resized linearly. Pairs with a
+    prefix token get nothing.
 
     Args:
-        scaled: divide by √d in the second term too, as MViTv2's eq. 3 does.
+        scaled: divide by √d in the second term too, as the paper does (eq. 3: softmax((q·k + q·R)/√d)).
         std: of the truncated normal that the tables start from (MViTv2: .02), or 0 for zeros (ViTDet, SAM).
 
     Shapes: rows [2 height − 1, d], columns [2 width − 1, d], shared by all heads. A home grid is that of the finer
@@ -30,7 +32,7 @@ class Decomposed(PositionEncoding):
     """
 
     formula = "e_ij + q_i·(R^h_{y_i − y_j} + R^w_{x_i − x_j})"
-    paper = "Li et al. 2022, MViTv2: Improved Multiscale Vision Transformers, section 4.1; ViTDet; SAM"
+    paper = "Li et al. 2022, MViTv2: Improved Multiscale Vision Transformers, section 4.1, eq. 3-4; ViTDet; SAM"
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = False, std: float = 0.02) -> None:
         super().__init__(dim, num_heads, grid)

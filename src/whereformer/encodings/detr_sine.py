@@ -12,9 +12,10 @@ from whereformer.grid import Grid
 class DETRSine(PositionEncoding):
     """x_n += (PE(y'), PE(x')),   y' = s (y + 1 + o) / (H + 10⁻⁶),   x' likewise;   PE as in Vaswani et al.
 
+        PE(p)_2k = sin(p / T^(2k/c)),   PE(p)_2k+1 = cos(p / T^(2k/c)),   c = D/2 channels for each axis
+
     y, x count from 0; H, W are the image's own height and width in patches, without padding: on a `Padded` batch
-    each image has its own. PE has D/2 channels per axis, sin and cos of one frequency side by side, the row's
-    first. Prefix tokens get nothing added.
+    each image has its own. Prefix tokens get nothing added.
 
     Here, as in any absolute encoding, it is added to the tokens, once. DETR adds it to the queries and keys of
     every encoder layer and to the keys of cross-attention, and not to the values.
@@ -28,7 +29,7 @@ class DETRSine(PositionEncoding):
     """
 
     formula = "x_n + (PE(2π (y + 1) / H), PE(2π (x + 1) / W))"
-    paper = "Carion et al. 2020, End-to-End Object Detection with Transformers (DETR), supplement"
+    paper = "Carion et al. 2020, End-to-End Object Detection with Transformers (DETR), appendix A.4"
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ class DPB(PositionEncoding):
     token get 0.
 
     Args:
-        width: features between the layers: by default D/4 (the paper); the released models have D/16.
+        width: features between the layers: by default D/4, as in vit-pytorch; the released models have D/16 (their
+            code divides D by 4 twice).
 
     Shapes: linear[0] axes -> width, linear[1] and linear[2] width -> width, linear[3] width -> heads, each with a
     bias; norm[0] to norm[2], of width. Weights start truncated normal, of std .02, biases at zero.

@@ -12,7 +12,7 @@ from whereformer.grid import Grid
 class EVA02(Rotary):
     """Half of a head's pairs turn by θ^(−4t/d) y H₀/H, the other half by θ^(−4t/d) x W₀/W.
 
-    EVA-02, section 2.1, and its code: on any grid places are interpolated into the grid H₀ x W₀ of the
+    EVA-02 and its code: on any grid places are interpolated into the grid H₀ x W₀ of the
     pretraining. On videos each of t, y, x has a third of the pairs; frames are interpolated into those of the home
     grid.
 
@@ -25,7 +25,7 @@ class EVA02(Rotary):
     """
 
     formula = "R(θ^(−4t/d) y H₀/H), R(θ^(−4t/d) x W₀/W)"
-    paper = "Fang et al. 2023, EVA-02: A Visual Representation for Neon Genesis, section 2.1"
+    paper = "Fang et al. 2023, EVA-02: A Visual Representation for Neon Genesis"
 
     def __init__(
         self,

@@ -15,10 +15,11 @@ from whereformer.resample import without_autocast
 class FIRE(PositionEncoding):
     """e_ij = q_i·k_j/√d + f_h(ψ(|i − j|) / ψ(max(L, E))), ψ(x) = ln(1 + |c| x), f an MLP of one hidden layer.
 
-    Functional interpolation, Li et al. 2024, and the code of their appendix. In the paper's causal texts E =
-    i, the farthest that query i can look back. In images, where all keys are seen, E is the largest distance
-    on the grids: one number for all queries, so that the bias stays a function of the offset. Pairs with a
-    prefix token get 0.
+    f has a ReLU within; c and L are learned. Functional interpolation, Li et al. 2024, and the code of their
+    appendix. Distances are divided by the largest one, after ψ, so that f sees 0 ... 1 on every grid; L keeps
+    small grids from being stretched. In the paper's causal texts E = i, the farthest that query i can look back.
+    In images, where all keys are seen, E is the largest distance on the grids: one number for all queries, so
+    that the bias stays a function of the offset. Pairs with a prefix token get 0.
 
     Args:
         hidden: features of f's hidden layer.

@@ -18,13 +18,13 @@ class Fourier(PositionEncoding):
     Args:
         layout: "tancik" is the above. "sam" is Segment Anything's: sines first, and v = 2 (p + 1/2) / size − 1,
             centres of patches in −1 ... 1.
-        sigma: σ (10 served the paper's images best; SAM starts from 1).
+        sigma: σ, in periods over the image (SAM starts from 1, over half of it).
 
     Shapes: B [axes, dim / 2], its rows x, y (and t in a video), frozen.
     """
 
     formula = "x_n + (cos 2πBv, sin 2πBv), v = (x / W, y / H), B random"
-    paper = "Tancik et al. 2020, Fourier Features Let Networks Learn High Frequency Functions, section 6"
+    paper = "Tancik et al. 2020, Fourier Features Let Networks Learn High Frequency Functions"
     axes = (2, 3)
 
     def __init__(

@@ -10,9 +10,10 @@ from whereformer.grid import Grid
 class GoldenGate(Rotary):
     """Pair m of head h turns by ω_m u_hm · p, the u_hm spread over all directions; c and c + d/2 are a pair.
 
-    Golden Gate RoPE. The frequencies ω_m rise from min_freq to max_freq in M equal steps of the logarithm. The
-    directions, of all pairs of all heads, are a quasi-random sequence: number i is Φ⁻¹(i α mod 1), normalised, Φ⁻¹
-    the inverse normal distribution, α_a = g^(−a), a = 1 ... A for A axes, and g the root of g^(A+1) = g + 1.
+    Golden Gate RoPE. p is the place of the patch, in patches. The frequencies ω_m rise from min_freq to max_freq,
+    evenly in the logarithm. The directions, of all pairs of all heads, one head after the other, are a
+    quasi-random sequence: number i, from 1, is Φ⁻¹(i α mod 1), normalised, Φ⁻¹ the inverse of the normal
+    distribution, α_a = g^(−a), a = 1 ... A for A axes, and g the root of g^(A+1) = g + 1.
 
     Args:
         min_freq, max_freq: in radians per patch. vit-pytorch's 1 to 10000 turn pairs many times round from a patch

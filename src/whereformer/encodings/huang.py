@@ -20,9 +20,9 @@ class Huang(PositionEncoding):
         4   e_ij = (q_i·k_j + q_i·a_ij + k_j·a_ij) / √d
                  = ((q_i + a_ij)·(k_j + a_ij) − a_ij·a_ij) / √d             a_ij = w_{i − j}, a vector
 
-    Huang, Liang, Xu, Xiang 2020, for sequences. On images as in iRPE (Wu et al. 2021, eq. 11 and Table 5, of
-    method 4): a_ij = w_{clip(dy, K), clip(dx, K)}, and all pairs with a prefix token share one more row,
-    the last.
+    Huang, Liang, Xu, Xiang 2020, section 3.5, for sequences. On images as in iRPE (Wu et al. 2021, eq. 11 and
+    Table 5, of method 4): a_ij = w_{clip(dy, K), clip(dx, K)}, and all pairs with a prefix token share one more
+    row, the last.
 
     Methods 1 and 2 multiply q and k once more. Method 3 makes a number for each pair and feature, O(n² d): it is
     for small grids.

@@ -16,10 +16,10 @@ LEAST = 0.01
 class KERPLE(PositionEncoding):
     """e_ij = q_i·k_j/√d − r₁ ln(1 + r₂ |i − j|), or − r₁ |i − j|^r₂: r₁, r₂ > 0 learned per head.
 
-    Chi et al. 2022, the logarithmic and the power variant: kernels that are conditionally positive definite,
-    of texts there, in any number of dimensions here. In the power r₂ <= 2. Numbers beyond their bounds are
-    read as the bound (.01 for 0, as in the released code, which moves them there); the gradient passes. Pairs
-    with a prefix token get 0.
+    Chi et al. 2022, the logarithmic and the power variant. Both are kernels that are conditionally positive
+    definite: of places in a text there, in the image here. In the power r₂ <= 2. Where training moves r₁ or r₂
+    beyond their bounds, the bound is read instead (.01 for 0, as in the released code, which moves them back);
+    the gradient passes. Pairs with a prefix token get 0.
 
     Args:
         kernel: "log" (the better one in the paper) or "power".
@@ -31,7 +31,7 @@ class KERPLE(PositionEncoding):
     """
 
     formula = "e_ij − r₁ ln(1 + r₂ |p_i − p_j|), or e_ij − r₁ |p_i − p_j|^r₂"
-    paper = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding"
+    paper = "Chi et al. 2022, KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"
     axes = (2, 3)
 
     def __init__(

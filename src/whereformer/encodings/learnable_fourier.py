@@ -11,7 +11,7 @@ from whereformer.grid import Grid
 
 
 class LearnableFourier(PositionEncoding):
-    """x_n += GeLU(r W_1 + b_1) W_2 + b_2,   r = F^(−1/2) (cos p W_r, sin p W_r).   Li et al., eq. 2, algorithm 1.
+    """x_n += GeLU(r W_1 + b_1) W_2 + b_2,   r = F^(−1/2) (cos p W_r, sin p W_r).   Li et al., algorithm 1.
 
     p = (y, x), in patches; with one axis in each group, p = y in one and p = x in the other, both through the
     same W, and the results side by side, D / groups wide. At the start r_i·r_j is near half of the Gaussian
@@ -29,7 +29,7 @@ class LearnableFourier(PositionEncoding):
     """
 
     formula = "x_n + MLP((cos p W_r, sin p W_r) / √F)"
-    paper = "Li et al. 2021, Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding, eq. 2"
+    paper = "Li et al. 2021, Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding"
     axes = (2, 3)
 
     def __init__(

@@ -14,13 +14,13 @@ from whereformer.resample import without_autocast
 class LogCPB(PositionEncoding):
     """e_ij = q_i·k_j/√d + 16 σ(MLP(Δ̂)),  Δ̂ = sign(Δ) log₂(1 + 8 |Δ| / (M − 1)) / log₂ 8,  Δ = p_i − p_j.
 
-    SwinV2's log-spaced continuous position bias. Liu et al. 2022, section 3.3, eq. 3-4; the scale of 8 and 16
-    σ are the released code's. M is the window of the pre-training, along each axis; MLP is 2 -> hidden ->
-    heads with a ReLU between, so that it serves every grid. Along an axis of M = 1 there is but offset 0.
-    Pairs with a prefix token get 0.
+    SwinV2's log-spaced continuous position bias. Liu et al. 2022, section 3.3, eq. 3-4, as in the released code:
+    the paper has Δ̂ = sign(Δ) ln(1 + |Δ|), and no 16 σ, the sigmoid that keeps the bias in 0 ... 16. M is the
+    window of the pre-training, along each axis; MLP is 2 -> hidden -> heads with a ReLU between, so that it
+    serves every grid. Along an axis of M = 1 there is but offset 0. Pairs with a prefix token get 0.
 
-    SwinV2's q·k is a cosine (eq. 2), which is the host's: call `attention` with normalize(q) · √d · exp(min(τ,
-    ln 100)) for q and normalize(k) for k, τ being learned, one number per head, from ln 10.
+    SwinV2's q·k is a cosine (eq. 2: cos(q, k) / τ), which is the host's: call `attention` with normalize(q) · √d ·
+    exp(min(t, ln 100)) for q and normalize(k) for k; t, ln(1/τ), is learned, one number per head, from ln 10.
 
     Args:
         hidden: features between the two layers.

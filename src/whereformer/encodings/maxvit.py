@@ -11,10 +11,10 @@ from whereformer.resample import Stretch, check_stretch, resample_offsets
 class MaxViT(PositionEncoding):
     """e_ij = q_i·k_j/√d + B[p_j − p_i]: one learned number per head and offset, key − query.
 
-    Tu et al. 2022, section 3.1, relative attention as in CoAtNet. As in Swin, but the released code counts
-    offsets from the query to the key, and starts from a normal distribution that is not truncated.
-    (torchvision's MaxViT counts from the key to the query, as `Swin` here; it also scales q·k by the square
-    root of all features of a token instead of those of a head.)
+    Tu et al. 2022, section 3.1 and appendix A.1, relative attention as in CoAtNet. As in Swin, but the released
+    code counts offsets from the query to the key, and starts from a normal distribution that is not truncated.
+    (torchvision's MaxViT counts from the key to the query, as `Swin` here; it also scales q·k by the square root
+    of all features of a token instead of those of a head.)
 
     Args:
         std: of the normal distribution the table starts from.
@@ -24,7 +24,7 @@ class MaxViT(PositionEncoding):
     """
 
     formula = "e_ij + B[p_j − p_i]"
-    paper = "Tu et al. 2022, MaxViT: Multi-Axis Vision Transformer, section 3.1"
+    paper = "Tu et al. 2022, MaxViT: Multi-Axis Vision Transformer, section 3.1, appendix A.1"
     axes = (2, 3)
 
     def __init__(

@@ -30,7 +30,7 @@ class NaViT(PositionEncoding):
         std: of the normal that tables start from (timm's; the paper does not tell).
 
     The paper's sinusoidal and Fourier φ are not here: it does not say which frequencies they have. In a video a
-    φ_t joins them ("extending the positional embedding to include the temporal dimension", section 3.6).
+    φ_t joins them ("extending the positional embedding to include the temporal dimension").
 
     Shapes: tables.y, tables.x (tables.t) [size, dim], for concat [size, dim / axes].
     """

@@ -12,9 +12,9 @@ from whereformer.grid import Grid
 class NDRoPE(Rotary):
     """A pair turns by θ^(−s/S) ω_k · p: for each scale s, ω_0 ... ω_n point to the corners of a regular simplex.
 
-    nD-RoPE, section 4.2. For n axes n + 1 waves, on images three at 120°, make each scale isotropic: Σ_k ω_k ω_kᵀ
-    is a multiple of 1 (eq. 19). Each head turns its simplex at random, once and for all. A head has S (n + 1)
-    pairs, s = 0 ... S − 1, those of one direction together.
+    nD-RoPE. p is the place of the patch, in patches. For n axes n + 1 waves, on images three at 120°, make each
+    scale isotropic: Σ_k ω_k ω_kᵀ is a multiple of the identity. Each head turns its simplex at random, once and
+    for all. A head has S (n + 1) pairs, s = 0 ... S − 1, those of one direction together.
 
     Args:
         theta: θ.
@@ -29,7 +29,7 @@ class NDRoPE(Rotary):
     """
 
     formula = "R(θ^(−s/S) ω_k · p), ω_k the corners of a regular simplex"
-    paper = "Li et al. 2026, nD-RoPE: A Generalized RoPE for n-Dimensional Position Embedding, section 4.2"
+    paper = "Li et al. 2026, nD-RoPE: A Generalized RoPE for n-Dimensional Position Embedding"
 
     def __init__(
         self,

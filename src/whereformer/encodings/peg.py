@@ -10,7 +10,7 @@ from whereformer.grid import Grid
 
 
 class PEG(PositionEncoding):
-    """X' = X + DWConv_k(X) on the grid of patches, zero padded.   CPVT, section 3.
+    """X' = X + DWConv_k(X) on the grid of patches, zero padded.   CPVT.
 
     The zeros around the grid are what tells a patch where it is. Prefix tokens pass by. A patch that was dropped
     is zeros to its neighbours, as what lies beyond the edge is: each hole is a little edge.
@@ -30,7 +30,7 @@ class PEG(PositionEncoding):
     """
 
     formula = "X + DWConv_k(X)"
-    paper = "Chu et al. 2021, Conditional Positional Encodings for Vision Transformers (CPVT), section 3"
+    paper = "Chu et al. 2021, Conditional Positional Encodings for Vision Transformers (CPVT)"
     axes = (2, 3)
 
     def __init__(

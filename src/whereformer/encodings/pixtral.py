@@ -12,7 +12,7 @@ from whereformer.grid import Grid
 class Pixtral(Rotary):
     """Pairs m = 0, 2, 4 ... of a head's d features turn by θ^(−2m/d) y, pairs m = 1, 3, 5 ... by θ^(−2m/d) x.
 
-    Pixtral 12B, section 2.2 (ROPE-2D): one spectrum, dealt out to rows and columns in turn.
+    Pixtral 12B, section 2.2, eq. 1 (ROPE-2D): one spectrum, dealt out to rows and columns in turn.
 
     Args:
         theta: θ.
@@ -24,7 +24,7 @@ class Pixtral(Rotary):
 
     axes = (2,)
     formula = "R(θ^(−2m/d) y) for even m, R(θ^(−2m/d) x) for odd m"
-    paper = "Agrawal et al. 2024, Pixtral 12B, section 2.2"
+    paper = "Agrawal et al. 2024, Pixtral 12B, section 2.2, eq. 1 (ROPE-2D)"
 
     def __init__(
         self,

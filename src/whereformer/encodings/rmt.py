@@ -12,9 +12,10 @@ from whereformer.grid import Grid
 class RMT(PositionEncoding):
     """e_ij = q_i·k_j/√d + ln(γ_h) (|dy| + |dx|), γ_h = 1 − 2^(−a − b h / H): a decay by Manhattan distance.
 
-    Fan et al. 2024, Manhattan self-attention. The released code adds ln(γ) times the distance before the
-    softmax, as here. The paper multiplies the weights by γ^(|dy| + |dx|) after it, so that they no longer sum
-    to one: that is no bias, and not what the released models do. Pairs with a prefix token get 0.
+    Fan et al. 2024, section 3.2, Manhattan self-attention. The released code adds ln(γ) times the distance
+    before the softmax, as here. The paper multiplies the weights by γ^(|dy| + |dx|) after it (eq. 5), so that
+    they no longer sum to one: that is no bias, and not what the released models do. Heads are h = 0 ... H − 1.
+    Pairs with a prefix token get 0.
 
     Args:
         start: a. The released models have 2.
@@ -22,7 +23,7 @@ class RMT(PositionEncoding):
     """
 
     formula = "e_ij + ln(γ_h) (|dy| + |dx|), γ_h = 1 − 2^(−a − b h/H)"
-    paper = "Fan et al. 2024, RMT: Retentive Networks Meet Vision Transformers"
+    paper = "Fan et al. 2024, RMT: Retentive Networks Meet Vision Transformers, section 3.2"
     axes = (2, 3)
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, start: float = 2.0, span: float = 4.0) -> None:

@@ -9,8 +9,8 @@ from whereformer.grid import Grid
 class RoPEAxial(Rotary):
     """Half of a head's pairs turn by θ^(−4t/d) x, the other half by θ^(−4t/d) y, t = 0 ... d/4 − 1.
 
-    RoPE-ViT, section 3.2. x and y are counted from 0. On videos each of x, y, t has a third of the pairs, with
-    θ^(−6t/d); pairs left over do not turn.
+    RoPE-ViT, section 3.2, eq. 12. x and y are counted from 0. On videos each of x, y, t has a third of the
+    pairs, with θ^(−6t/d); pairs left over do not turn.
 
     Args:
         theta: θ; the paper takes 100, as images have few patches along an axis.
@@ -18,7 +18,7 @@ class RoPEAxial(Rotary):
     """
 
     formula = "R(θ^(−4t/d) x), R(θ^(−4t/d) y)"
-    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2 (axial)"
+    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2, eq. 12 (axial)"
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from whereformer.grid import Grid
 class RoPEMixed(Rotary):
     """Pair t of a head's d features turns by θ^x_t x + θ^y_t y, both learned, for each head of its own.
 
-    RoPE-ViT, section 3.2. x and y are counted from 0.
+    RoPE-ViT, section 3.2, eq. 14. x and y are counted from 0.
 
     Args:
         theta: θ of the start: lengths θ^(−4t/d), t = 0 ... d/4 − 1, along a random direction for each head, and
@@ -24,7 +24,7 @@ class RoPEMixed(Rotary):
 
     axes = (2,)
     formula = "R(θ^x_t x + θ^y_t y), θ^x, θ^y learned"
-    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2 (mixed)"
+    paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2, eq. 14 (mixed)"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, theta: float = 10.0, scaling: Scaling = "none"

@@ -14,21 +14,21 @@ class SASA(PositionEncoding):
     """e_ij = q_i·(k_j + (p^row_dy, p^column_dx)) / √d: half of the channels for each axis, on keys alone.
 
     The offset is key − query, as in the paper. Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision
-    Models, section 2.2, for windows of k x k patches around each query: `attention(..., mask=sasa.mask(grid))`.
+    Models, for windows of k x k patches around each query: `attention(..., mask=sasa.mask(grid))`.
     Without windows, over all of an image, as in iRPE (Wu et al. 2021, eq. 12 and Table 5). Pairs with a prefix
     token get nothing.
 
     Args:
         window: k, odd, in patches; None: every offset of the home grid has a row, and on another grid the tables
             are resized linearly.
-        scaled: whether the logits are divided by √d (iRPE's eq. 12), or are q_i·(k_j + p), as in the paper.
+        scaled: whether the logits are divided by √d (iRPE, eq. 12), or not, as in the paper (eq. 3).
 
     Shapes: rows [k or 2 height − 1, d / 2], columns [k or 2 width − 1, d / 2], shared by all heads. They start
     normal, std 1/√d.
     """
 
     formula = "e_ij + q_i·(p^row_dy, p^column_dx)/√d"
-    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA), section 2.2"
+    paper = "Ramachandran et al. 2019, Stand-Alone Self-Attention in Vision Models (SASA), eq. 3"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, window: int | None = None, scaled: bool = True

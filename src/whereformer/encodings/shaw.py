@@ -15,9 +15,9 @@ class Shaw(PositionEncoding):
 
         e_ij = q_i·(k_j + a^K_ij)/√d            z_i = Σ_j softmax_j(e_ij) (v_j + a^V_ij)
 
-    clip(x, K) = max(−K, min(K, x)).   Shaw, Uszkoreit, Vaswani 2018, eq. 3-4, for sequences. On images as in iRPE
-    (Wu et al. 2021, Table 5): a_ij = w_{clip(dy, K), clip(dx, K)}, and all pairs with a prefix token share one
-    more row, the last.
+    clip(x, K) = max(−K, min(K, x)).   Shaw, Uszkoreit, Vaswani 2018, section 3, eq. 3-4, for sequences. On
+    images as in iRPE (Wu et al. 2021, Table 5): a_ij = w_{clip(dy, K), clip(dx, K)}, and all pairs with a prefix
+    token share one more row, the last.
 
     The offset is key − query, as in the paper; iRPE's eq. 7-9 write query − key, a mirrored table.
 
@@ -26,7 +26,7 @@ class Shaw(PositionEncoding):
         offsets: "product" for (dy, dx), or "raster" for the paper's offset along a sequence, of the patches in
             row-by-row order.
         clip: K, in patches; 3 for "product" (49 offsets, as in iRPE) and 16 for "raster" (the paper) if None.
-        shared: one table for all heads (the paper), or one each.
+        shared: one table for all heads (section 3.3), or one each (the paper's base model).
 
     Shapes: tables.k, tables.v [1 or heads, (2 K + 1)² or 2 K + 1, + 1 if there are prefix tokens, d], from −K on.
     They start Xavier-uniform.

@@ -14,12 +14,13 @@ class SpiralRoPE(Rotary):
     Spiral RoPE. The first half of a head's pairs has the frequencies ω_m = max_freq θ^(−4m/d), m = 0 ... d/4 − 1;
     the second half has them again, along directions at right angles to the first. Two pairs in a row share a
     direction, the next two have the next: φ = 90° − i 180°/K in the first half, −i 180°/K in the second, i = ⌊m/2⌋
-    mod K/2. A head needs 4K features for every direction to have its two pairs.
+    mod K/2. A head needs 4K features for every direction to have its two pairs. (So in the released code. The
+    paper, section 3.2, eq. 8-13, has i 180°/K and 90° more: x and y in exchange.)
 
     Args:
-        directions: K, even; 2 is axial. (`rotate` of the released code is K/2.)
+        directions: K, even; 2 is axial; the paper trains DeiT with 16. (`rotate` of the released code is K/2.)
         theta: θ.
-        max_freq: ω_0; 1.5 in the released training.
+        max_freq: ω_0; 1.5 in the paper's DeiT.
         shared: whether all directions have the same frequencies (`same_theta` of the released code): fewer ones,
             max_freq θ^(−2Km/d).
         clamped: as in the released code, which turns maps of angles as images, about the centre of a square grid:
@@ -30,7 +31,7 @@ class SpiralRoPE(Rotary):
 
     axes = (2,)
     formula = "R(ω_m (x cos φ_m + y sin φ_m)), K directions φ"
-    paper = "Liu et al. 2026, Spiral RoPE: Rotate Your Rotary Positional Embeddings in the 2D Plane"
+    paper = "Liu et al. 2026, Spiral RoPE: Rotate Your Rotary Positional Embeddings in the 2D Plane, section 3.2"
 
     def __init__(
         self,

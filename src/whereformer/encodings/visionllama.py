@@ -8,8 +8,8 @@ from whereformer.grid import Grid
 class VisionLLaMA(Rotary):
     """Pairs 2t of a head's d features turn by θ^(−4t/d) x B/W, pairs 2t + 1 by θ^(−4t/d) y B/H: AS2DRoPE.
 
-    VisionLLaMA, section 3.3: places on any grid are scaled into the grid of the training, B x B, here the home
-    grid, each axis by its own length. (The paper and its code have square images, and one B.)
+    VisionLLaMA, section 3.3, eq. 4: places on any grid are scaled into the grid of the training, B x B, here the
+    home grid, each axis by its own length. (The paper and its code have square images, and one B.)
 
     Args:
         theta: θ.
@@ -18,7 +18,7 @@ class VisionLLaMA(Rotary):
 
     axes = (2,)
     formula = "R(θ^(−4t/d) x B/W), R(θ^(−4t/d) y B/H) in turn"
-    paper = "Chu et al. 2024, VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks, section 3.3"
+    paper = "Chu et al. 2024, VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks, section 3.3, eq. 4"
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, theta: float = 10000.0, scaling: Scaling = "pi"

@@ -14,8 +14,8 @@ from whereformer.grid import Grid
 class VJEPA2(Rotary):
     """Three equal parts of a head's features turn by θ^(−2m/D) t, θ^(−2m/D) y and θ^(−2m/D) x: 3D-RoPE.
 
-    V-JEPA 2. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted from 0; d − 3D
-    features are left over. An image is frame 0.
+    V-JEPA 2, section 2.1. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted
+    from 0; d − 3D features are left over. An image is frame 0.
 
     Args:
         theta: θ.
@@ -27,7 +27,7 @@ class VJEPA2(Rotary):
 
     axes = (2, 3)
     formula = "R(θ^(−2m/D) t), R(θ^(−2m/D) y), R(θ^(−2m/D) x)"
-    paper = "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models (3D-RoPE)"
+    paper = "Assran et al. 2025, V-JEPA 2: Self-Supervised Video Models, section 2.1 (3D-RoPE)"
 
     def __init__(
         self,

@@ -13,12 +13,14 @@ from whereformer.grid import Grid
 class XCiT(PositionEncoding):
     """x_n += W (PE(y'), PE(x')) + b,   y' = 2π (y + 1) / (H + 10⁻⁶): DETR's sinusoid, few channels, projected.
 
-    PE has `channels` channels per axis, sin and cos of one frequency side by side. Prefix tokens get nothing
-    added (XCiT's class token comes later).
+        PE(p)_2k = sin(p / T^(2k/c)),   PE(p)_2k+1 = cos(p / T^(2k/c)),   c channels for each axis
+
+    H, W are the image's height and width in patches. Prefix tokens get nothing added (XCiT's class token comes
+    later).
 
     Args:
-        channels: of PE, per axis.
-        temperature: of PE.
+        channels: c.
+        temperature: T.
 
     Shapes: weight [dim, 2 channels], bias [dim]: a 1 × 1 convolution, started as torch starts one, uniform in
     ± (2 channels)^(−1/2).

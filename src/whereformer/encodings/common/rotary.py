@@ -56,7 +56,7 @@ class Spectrum:
                           θ' = θ s^(d/(d−2)) for d = 2M features
             "yarn"        f_m (1 − r_m) + f_m / s r_m, s >= 1, r_m rising from 0 to 1 in steps of m, between the
                           waves that turn 32 times and once over the home grid, as in the released code of YaRN
-            "yarn_paper"  as YaRN prints it (eq. 13): r_m falls with the turns themselves
+            "yarn_paper"  as YaRN defines it (section 3.2, definition 2): r_m falls with the turns themselves
         """
         f, m = self.frequencies(device), torch.arange(self.count, device=device, dtype=torch.float32)
         stretched = []
