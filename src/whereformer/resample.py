@@ -44,6 +44,11 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     return new.to(table.dtype)
 
 
+def resample_line(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
+    """A table [n, channels] along one axis resized to `length` rows, as by `resample`."""
+    return resample(table[:, None], (length, 1), mode=mode, antialias=antialias)[:, 0]
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """What is multiplied inside keeps its precision."""
     kind = device.type

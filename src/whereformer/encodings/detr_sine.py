@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import add, waves
+from whereformer.encodings.common.absolute import add, sized, waves
 from whereformer.errors import InputError, check_bool, check_numbers, check_positive
 from whereformer.grid import Grid
 
@@ -67,11 +67,3 @@ class DETRSine(PositionEncoding):
     def extra_repr(self) -> str:
         own = f", scale={self.scale:.6g}, offset={self.offset}" if self.normalize else ""
         return f"normalize={self.normalize}{own}, temperature={self.temperature}"
-
-
-def sized(
-    grid: Grid, device: torch.device | None, offset: float = 0.0, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """(p + 1 + offset) / (size + 10⁻⁶) along each axis, at 1 for the last patch: [patches, axes]."""
-    places = (grid.coords(device) + 1).to(dtype) + offset
-    return torch.stack([p / (n + 1e-6) for p, n in zip(places.unbind(-1), grid.size, strict=True)], -1)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import Longer, add, first_rows, spread, stretched
+from whereformer.encodings.common.absolute import Longer, add, first_rows, spread
 from whereformer.errors import InputError, check_count, check_one_of, check_positive
 from whereformer.grid import Grid
+from whereformer.resample import resample_line
 
 Coordinate = Literal["absolute", "fractional"]
 Combine = Literal["sum", "concat", "product"]
@@ -95,7 +96,7 @@ class NaViT(PositionEncoding):
     def _read(self, axis: str, length: int) -> Tensor:
         table = self.tables[axis]
         if self.coordinate == "fractional":
-            return stretched(table, length)
+            return resample_line(table, length)
         return first_rows(table, length, self.longer, f"NaViT: {axis}")
 
     def macs(self, grid: Grid) -> int:

@@ -2,9 +2,10 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import add, spread, stretched
+from whereformer.encodings.common.absolute import add, spread
 from whereformer.errors import InputError, check_positive
 from whereformer.grid import Grid
+from whereformer.resample import resample_line
 
 
 class ViT2D(PositionEncoding):
@@ -37,8 +38,8 @@ class ViT2D(PositionEncoding):
         nn.init.trunc_normal_(self.rows, std=self.std)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        rows = stretched(self.rows, grid.height, mode="bicubic", antialias=True)
-        columns = stretched(self.columns, grid.width, mode="bicubic", antialias=True)
+        rows = resample_line(self.rows, grid.height, mode="bicubic", antialias=True)
+        columns = resample_line(self.columns, grid.width, mode="bicubic", antialias=True)
         by_row, by_column = spread(rows, columns)
         return add(x, grid, grid.pick(torch.cat([by_column, by_row], -1)))
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.absolute import add, linear, waves
-from whereformer.encodings.detr_sine import sized
+from whereformer.encodings.common.absolute import add, linear, sized, waves
 from whereformer.errors import InputError, check_count, check_positive
 from whereformer.grid import Grid
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from whereformer.errors import InputError
 from whereformer.grid import Grid
-from whereformer.resample import resample, without_autocast
+from whereformer.resample import resample_line, without_autocast
 
 
 def add(x: Tensor, grid: Grid, rows: Tensor) -> Tensor:
@@ -41,12 +41,7 @@ def first_rows(
     if longer == "refuse":
         return table[:length]
     longest: Any = torch.sym_max(length, table.shape[0])  # no branch on it: any length can be exported
-    return stretched(table, longest)[:length]
-
-
-def stretched(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
-    """A table [n, channels] resampled to `length` rows."""
-    return resample(table[:, None], (length, 1), mode=mode, antialias=antialias)[:, 0]
+    return resample_line(table, longest)[:length]
 
 
 def spread(*tables: Tensor) -> list[Tensor]:
@@ -58,6 +53,14 @@ def spread(*tables: Tensor) -> list[Tensor]:
         shape[axis] = size[axis]
         images.append(table.reshape(*shape, -1).expand(*size, -1))
     return images
+
+
+def sized(
+    grid: Grid, device: torch.device | None, offset: float = 0.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(p + 1 + offset) / (size + 10⁻⁶) along each axis, at 1 for the last patch: [patches, axes]."""
+    places = (grid.coords(device) + 1).to(dtype) + offset
+    return torch.stack([p / (n + 1e-6) for p, n in zip(places.unbind(-1), grid.size, strict=True)], -1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from whereformer.errors import check_count, check_one_of
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Separable
-from whereformer.resample import resample
+from whereformer.resample import resample_line
 
 Offsets = Literal["product", "raster"]
 """(dy, dx), or the offset of two patches' numbers in row-by-row order."""
@@ -60,7 +60,7 @@ def mirrored(table: Tensor, offsets: int) -> Tensor:
 
 def resized(table: Tensor, patches: int) -> Tensor:
     """A table [2 n − 1, d] of the offsets on an axis of n patches, for an axis of another length: linearly."""
-    return resample(table[:, None], (2 * patches - 1, 1), mode="bilinear", antialias=False)[:, 0]
+    return resample_line(table, 2 * patches - 1)
 
 
 def key_minus_query(query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:
