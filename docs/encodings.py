@@ -43,7 +43,7 @@ def page(entry: Entry, shown: Picture) -> str:
         "## Use",
         f"```python\n{usage(entry, cls.__name__)}\n```",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts).replace("docs/rotary.md", "[Rotary encodings](../rotary.md)") + "\n"
 
 
 def code(cls: type) -> str:

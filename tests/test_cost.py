@@ -91,3 +91,8 @@ def test_pyramids_are_refused_rather_than_counted_in_part():
         model = equip(timm.create_model("pvt_v2_b0"), "peg")
     with pytest.raises(InputError, match="EquippedPyramidVisionTransformerV2, expected a timm VisionTransformer"):
         macs(model, 224, 224)
+
+
+def test_a_pyramid_has_no_costs_here() -> None:
+    with pytest.raises(InputError, match="pvt_v2_b0' is a PyramidVisionTransformerV2"):
+        list(costs("pvt_v2_b0", ["peg"]))

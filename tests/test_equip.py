@@ -551,3 +551,8 @@ def test_grid_mismatch_is_an_error():
     model.place.grid = Grid(4, 5, 1)
     with pytest.raises(InputError, match="17 tokens"):
         model.blocks(torch.randn(1, 17, 24))
+
+
+def test_no_images_at_all():
+    model = equip(small(), "learned + swin + rope_axial")
+    assert model(images()[:0]).shape == (0, 5)

@@ -162,3 +162,15 @@ def test_no_encoding_keeps_more_for_every_size_it_has_seen() -> None:
         q = encode(torch.zeros(1, grid.tokens, 16), grid, encodings).unflatten(-1, (2, 8)).transpose(1, 2)
         attention(q, q, q, grid, encodings)
     assert sizes == [len(pickle.dumps(e)) for e in encodings]
+
+
+@pytest.mark.parametrize("text", ["fourier", "nd_rope"])
+def test_constants_stay_when_a_recipe_unfreezes_everything(text: str) -> None:
+    (factory,) = parse(text)
+    encoding = factory(96, 4, Grid(2, 3)).requires_grad_(True)
+    before = {name: value.clone() for name, value in encoding.state_dict().items()}
+    x, q = torch.randn(1, 6, 96, requires_grad=True), torch.randn(1, 4, 6, 24, requires_grad=True)
+    out = encode(x, Grid(2, 3), [encoding]).square().sum()
+    (out + attention(q, q, q, Grid(2, 3), [encoding]).square().sum()).backward()
+    torch.optim.AdamW(encoding.parameters(), lr=1.0).step()
+    assert all(torch.equal(value, before[name]) for name, value in encoding.state_dict().items())

@@ -110,6 +110,7 @@ def test_public_names() -> None:
         "encode",
         "encodings",
         "equip",
+        "layers",
         "load_checkpoint",
         "parse",
     ]

@@ -1,6 +1,6 @@
 """Where a vision transformer's patches are: position encodings, exact and easy to swap."""
 
-from whereformer import encodings
+from whereformer import encodings, layers
 from whereformer.adapters import describe, equip, load_checkpoint
 from whereformer.attention import attention, encode
 from whereformer.catalog import parse
@@ -47,6 +47,7 @@ __all__ = [
     "encode",
     "encodings",
     "equip",
+    "layers",
     "load_checkpoint",
     "parse",
 ]

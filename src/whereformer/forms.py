@@ -161,7 +161,7 @@ class OffsetBias:
         index: Tensor | int = 0
         offsets = self.queries.offsets(self.keys, self.table.device)
         for offset, m, n in zip(offsets, self.keys.size, self.table.shape[1:], strict=True):
-            index = index * n + offset + (m - 1)
+            index = index * n + (offset + (m - 1)).int()  # int64 would be twice as large as what it fills
         assert isinstance(index, Tensor)
         index = self.queries.flatten(self.keys, index)
         bias = F.embedding(index, self.table.flatten(1).mT).movedim(-1, -3)

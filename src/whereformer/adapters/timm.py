@@ -54,7 +54,7 @@ class EquippedModel(Equipped, *((VisionTransformer,) if TYPE_CHECKING else ())):
         if self.pos_embed is not None:
             x = super()._pos_embed(x)
         else:
-            x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.view(x.shape[0], -1, x.shape[-1])], 1)
+            x = torch.cat([*_prefix_tokens(self, x.shape[0]), x.flatten(1, -2)], 1)
         x = encode(x, grid, held(self.encodings))
         return x if self.pos_embed is not None else self.pos_drop(x)
 

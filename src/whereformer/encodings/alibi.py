@@ -24,7 +24,7 @@ class ALiBi(PositionEncoding):
     ([0.25, 0.0625, 0.015625, 0.00390625], [0.0625, 0.00390625, 0.25])
     """
 
-    formula = "e_ij − m_h |i − j|, m_h = 2^(−8 (h + 1)/H)"
+    formula = "e_ij − m_h |i − j|, m_h = 2^(−8 (h + 1)/H) for H a power of 2"
     paper = "Press, Smith, Lewis 2022, Train Short, Test Long: Attention with Linear Biases, section 3"
     axes = (2, 3)
 

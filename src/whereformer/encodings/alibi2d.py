@@ -13,7 +13,7 @@ class ALiBi2D(PositionEncoding):
     one sensor's image from another's. Pairs with a prefix token get 0.
     """
 
-    formula = "e_ij − m_h |p_i − p_j|, m_h = 2^(−8 (h + 1)/H)"
+    formula = "e_ij − m_h |p_i − p_j|, m_h = 2^(−8 (h + 1)/H) for H a power of 2"
     paper = "Fuller, Millard, Green 2023, CROMA: Remote Sensing Representations"
     axes = (2, 3)
 

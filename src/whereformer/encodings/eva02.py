@@ -21,7 +21,7 @@ class EVA02(Rotary):
         reference: (H₀, W₀) in patches; None: the home grid.
         grid_offset: the number of the first row and column; 1 in the Perception Encoder.
         order: which axis has the first half of the pairs; "x" in the Perception Encoder.
-        layout, scaling: see `Rotary`.
+        layout, scaling: see docs/rotary.md.
     """
 
     formula = "R(θ^(−4t/d) y H₀/H), R(θ^(−4t/d) x W₀/W)"

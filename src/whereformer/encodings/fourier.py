@@ -50,7 +50,8 @@ class Fourier(PositionEncoding):
         nn.init.normal_(self.B, std=self.sigma)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        B = self.B.to(torch.promote_types(self.B.dtype, torch.float32))
+        B = self.B.detach()  # drawn once: it stays as it is if a recipe unfreezes all parameters
+        B = B.to(torch.promote_types(self.B.dtype, torch.float32))
         places = grid.coords(x.device).to(B.dtype) + (0.5 if self.layout == "sam" else 0.0)
         v = torch.stack([p / n for p, n in zip(places.unbind(-1), grid.size, strict=True)][::-1], -1)
         v = 2 * v - 1 if self.layout == "sam" else v

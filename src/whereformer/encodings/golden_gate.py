@@ -19,7 +19,7 @@ class GoldenGate(Rotary):
         min_freq, max_freq: in radians per patch. vit-pytorch's 1 to 10000 turn pairs many times round from a patch
             to the next.
         zero_freqs: the share of pairs, those of the lowest frequencies, that do not turn.
-        scaling: see `Rotary`, component by component of ω_m u_hm; `m` counts from max_freq down.
+        scaling: see docs/rotary.md, component by component of ω_m u_hm; `m` counts from max_freq down.
     """
 
     formula = "R(ω_m u_hm · p), u_hm quasi-random directions"

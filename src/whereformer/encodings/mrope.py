@@ -18,7 +18,7 @@ class MRoPE(Rotary):
     Args:
         sections: (s_t, s_y, s_x): how many pairs are to have each; s_t says only what is left.
         theta: θ.
-        scaling: see `Rotary`; it stretches the one spectrum of d/2 frequencies, each by its axis.
+        scaling: see docs/rotary.md; it stretches the one spectrum of d/2 frequencies, each by its axis.
     """
 
     formula = "R(θ^(−2m/d) p_a), a = t, y, x in turn"

@@ -20,9 +20,9 @@ class NDRoPE(Rotary):
         theta: θ.
         turned: what has a random turn of its own: each "head", all its scales together (the released code), each
             "scale" of each head, or "none".
-        layout: see `Rotary`.
-        scaling: see `Rotary`, component by component of the waves. (The YaRN of the paper's tables has another
-            ramp.)
+        layout: see docs/rotary.md.
+        scaling: see docs/rotary.md, component by component of the waves. (The YaRN of the paper's tables has
+            another ramp.)
 
     Shapes: directions [num_heads, 1 or S, n + 1, n], (x, y) or (x, y, t) last; not trained. The released
     checkpoints hold those of all blocks as (num_heads, blocks, n + 1, n). turned="none" has none.
@@ -75,7 +75,7 @@ class NDRoPE(Rotary):
 
     def corners(self, device: torch.device | None = None) -> Tensor:
         """The ω_k of each head and scale: [num_heads or 1, 1 or S, n + 1, n]."""
-        return simplex(self.grid.axes, device)[None, None] if self.directions is None else self.directions
+        return simplex(self.grid.axes, device)[None, None] if self.directions is None else self.directions.detach()
 
     def extra_repr(self) -> str:
         said = ("theta", "turned", "layout", "scaling")
@@ -84,7 +84,7 @@ class NDRoPE(Rotary):
 
 def simplex(n: int, device: torch.device | None = None) -> Tensor:
     """The n + 1 corners of a regular simplex on the unit sphere: [n + 1, n]; the product of any two is −1/n."""
-    corners = torch.zeros(n + 1, n, device=device)
+    corners = torch.zeros(n + 1, n, device=device, dtype=torch.float32)
     for axis in range(n):
         corners[axis, axis] = (1 - corners[axis].square().sum()).sqrt()
         corners[axis + 1 :, axis] = (-1 / n - (corners[axis + 1 :] * corners[axis]).sum(-1)) / corners[axis, axis]

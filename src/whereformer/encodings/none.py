@@ -6,3 +6,4 @@ class NoPositions(PositionEncoding):
 
     formula = "x"
     paper = "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, appendix D.4 (no positional information)"
+    axes = (2, 3)

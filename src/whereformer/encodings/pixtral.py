@@ -18,8 +18,8 @@ class Pixtral(Rotary):
         theta: θ.
         order: how the pairs stand: "alternating" by m (the paper's matrix), or in "blocks", the rows' before the
             columns' (the released code and weights).
-        layout: see `Rotary`; "half" for weights converted to transformers.
-        scaling: see `Rotary`; it stretches the one spectrum of d/2 frequencies, each by its axis.
+        layout: see docs/rotary.md; "half" for weights converted to transformers.
+        scaling: see docs/rotary.md; it stretches the one spectrum of d/2 frequencies, each by its axis.
     """
 
     axes = (2,)

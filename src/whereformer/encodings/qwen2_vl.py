@@ -13,7 +13,7 @@ class Qwen2VL(Rotary):
 
     Args:
         theta: θ.
-        scaling: see `Rotary`.
+        scaling: see docs/rotary.md.
     """
 
     axes = (2,)

@@ -16,7 +16,7 @@ class RoPE1D(Rotary):
 
     Args:
         theta: θ.
-        layout, scaling: see `Rotary`. The home size is the number of patches of the home grid.
+        layout, scaling: see docs/rotary.md. The home size is the number of patches of the home grid.
     """
 
     formula = "R(n θ^(−2m/d))"

@@ -14,7 +14,7 @@ class RoPEAxial(Rotary):
 
     Args:
         theta: θ; the paper takes 100, as images have few patches along an axis.
-        layout, scaling: see `Rotary`.
+        layout, scaling: see docs/rotary.md.
     """
 
     formula = "R(θ^(−4t/d) x), R(θ^(−4t/d) y)"

@@ -16,7 +16,7 @@ class RoPEMixed(Rotary):
     Args:
         theta: θ of the start: lengths θ^(−4t/d), t = 0 ... d/4 − 1, along a random direction for each head, and
             again at right angles to it.
-        scaling: "none" or "pi", see `Rotary`. Learned frequencies have no θ that NTK or YaRN could change.
+        scaling: "none" or "pi", see docs/rotary.md. Learned frequencies have no θ that NTK or YaRN could change.
 
     Shapes: frequencies [2, num_heads, d/2], (x, y) first. The released checkpoints hold those of all blocks as
     (2, blocks, num_heads * d/2).

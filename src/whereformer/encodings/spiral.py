@@ -26,7 +26,7 @@ class SpiralRoPE(Rotary):
         clamped: as in the released code, which turns maps of angles as images, about the centre of a square grid:
             where a place so turned falls outside of the grid it is cut to the border. Scores of places near the
             corners are then no longer relative.
-        scaling: see `Rotary`, component by component of the waves; the released code interpolates ("pi").
+        scaling: see docs/rotary.md, component by component of the waves; the released code interpolates ("pi").
     """
 
     axes = (2,)

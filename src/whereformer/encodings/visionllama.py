@@ -13,7 +13,7 @@ class VisionLLaMA(Rotary):
 
     Args:
         theta: θ.
-        scaling: see `Rotary`; "pi" is auto-scaled, "none" plain 2-D RoPE.
+        scaling: see docs/rotary.md; "pi" is auto-scaled, "none" plain 2-D RoPE.
     """
 
     axes = (2,)

@@ -22,7 +22,7 @@ class VJEPA2(Rotary):
         pairing: which angle each of D features takes. "paired": 2m and 2m + 1 take that of m, a rotation.
             "repeated", with which the released weights were trained: c takes that of c mod D/2, although 2m and 2m
             + 1 are still a pair. That is no rotation: neither norms nor offsets are kept.
-        scaling: see `Rotary`.
+        scaling: see docs/rotary.md.
     """
 
     axes = (2, 3)

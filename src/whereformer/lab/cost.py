@@ -120,9 +120,15 @@ def costs(model: str, encodings: Sequence[str], image_size: int | None = None) -
 
 
 def _cost(name: str, encoding: str, image_size: int | None, *paper: float) -> Cost:
+    from timm.models.vision_transformer import VisionTransformer
+
     size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     with torch.device("meta"):
         model = models.create(name, **size)
+    if not isinstance(model, VisionTransformer):
+        raise InputError(
+            f"model={name!r} is a {type(model).__name__}, but only a VisionTransformer's costs are known"
+        )
     equip(model, encoding)
     height, width = model.patch_embed.img_size
     for side, patch in zip((height, width), model.patch_embed.patch_size, strict=True):

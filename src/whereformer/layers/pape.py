@@ -93,7 +93,7 @@ class PaPE(nn.Module):
         p = F.pad(grid.coords(x.device).flip(-1) + 1, (0, 0, grid.prefix, 0)).to(dtype)
         p = p[None] if p.ndim == 2 else p
         if self.rotation_invariant:
-            t = p[:, None] * self.position_scales.to(dtype)[:, None, None]
+            t = p[:, None] * self.position_scales.detach().to(dtype)[:, None, None]
             a = F.softplus(self.a(x).to(dtype)).transpose(1, 2)[..., None].expand(-1, -1, -1, self.axes)
             b = None
         else:
