@@ -208,10 +208,17 @@ def in_words(entry: Entry) -> dict[str, str]:
         "mask for a fused kernel": MASKS[entry.mask],
         "backends": ", ".join([*entry.backends, "reference"]),
         "another grid": f"{entry.sizes}: {SIZES[entry.sizes]}",
-        "queries and keys on two grids": "yes" if entry.crosses else "no",
+        "queries and keys on two grids": _crosses(entry),
         "videos": "yes" if entry.video else "no",
     }
     return said if entry.keeps else said | {"a part of the patches": "no"}
+
+
+def _crosses(entry: Entry) -> str:
+    if not entry.crosses:
+        return "no"
+    whole = entry.sizes == "stretched" and set(entry.moments) != {"tokens"}
+    return "yes, each over the whole image" if whole else "yes"
 
 
 def _parameters(entry: Entry) -> str:
