@@ -1,12 +1,14 @@
 """Text to encodings and back."""
 
 import functools
+import importlib
 from typing import Any
 
 import pytest
+import torch
 
 from whereformer import Grid, InputError, parse
-from whereformer.catalog import CATALOG, FAMILIES, options, spell
+from whereformer.catalog import CATALOG, FAMILIES, MODULES, options, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import IRPE, PEG, Learned
 
@@ -83,6 +85,7 @@ def test_old_names_take_part_in_sums() -> None:
         ("irpe()()", "is not a name"),
         ("1", "'1' is not a name"),
         ("ipre", r"unknown encoding 'ipre' \(did you mean 'irpe'\?\), expected one of .*'irpe', .*'learned'"),
+        ("pape", "'pape' is an attention module of its own, not an encoding: see whereformer.layers.PaPE"),
         ("zzz", "unknown encoding 'zzz', expected one of"),
         ("irpe(methods='product')", r"irpe has no option 'methods', expected one of .*'method'"),
         ("irpe(dim=3)", "irpe has no option 'dim'"),
@@ -174,3 +177,9 @@ def test_options_refuse_nonsense_by_name(name: str, option: str) -> None:
     for value in (*NONSENSE, *more, *negative):
         with pytest.raises(InputError, match=option):
             CATALOG[name](24, 3, Grid(3, 4, 1), **{option: value})
+
+
+def test_attention_modules_are_where_the_catalog_says() -> None:
+    for path in MODULES.values():
+        module, _, name = path.rpartition(".")
+        assert issubclass(getattr(importlib.import_module(module), name), torch.nn.Module)

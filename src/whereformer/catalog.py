@@ -89,6 +89,13 @@ CATALOG: dict[str, type[PositionEncoding]] = {
     name: cls for names in FAMILIES.values() for name, cls in names.items()
 }
 
+MODULES = {
+    "convit": "whereformer.layers.GPSA",
+    "pape": "whereformer.layers.PaPE",
+    "axial_attention": "whereformer.layers.AxialAttention",
+}
+"""Attention modules, for what no form can say."""
+
 _OLD_NAME = re.compile(
     r"rpe-(?P<ratio>\d+(\.\d+)?)-(?P<method>euc|quant|cross|product)-(?P<mode>bias|ctx)-(?P<shared>[01])-(?P<on>[qkv]+)"
 )
@@ -153,6 +160,8 @@ def _factory(term: ast.expr, text: str) -> functools.partial[PositionEncoding]:
             f"encoding {text!r}: {ast.unparse(term)!r} is not a name with keyword options. {_EXAMPLE}"
         )
     name = call.func.id
+    if name in MODULES:
+        raise InputError(f"{name!r} is an attention module of its own, not an encoding: see {MODULES[name]}")
     if name not in CATALOG:
         close = difflib.get_close_matches(name, CATALOG, 1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""

@@ -96,6 +96,7 @@ def _print_entries(found: Sequence[Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from whereformer.catalog import MODULES
     from whereformer.facts import EVERYWHERE, FAMILY, MODEL, SIZES
 
     console = _console()
@@ -134,7 +135,8 @@ def _print_entries(found: Sequence[Any]) -> None:
     for sizes in SIZES:
         if any(one.sizes == sizes for one in found):
             console.print(f"  {sizes:10} {SIZES[sizes]}")
-    console.print(f"{EVERYWHERE}\nOne in full: whereformer list NAME")
+    console.print(f"{EVERYWHERE}\nAttention modules with positions of their own: {', '.join(MODULES.values())}.")
+    console.print("One in full: whereformer list NAME")
 
 
 def _print_entry(text: str) -> None:
