@@ -34,12 +34,12 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
     exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to this one
     if not exporting and tuple(table.shape[:2]) == tuple(size):
         return table
-    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    wide = exact(table)
     rows, columns = (
-        _weights(old, new, mode, antialias, exact) for old, new in zip(table.shape[:2], size, strict=True)
+        _weights(old, new, mode, antialias, wide) for old, new in zip(table.shape[:2], size, strict=True)
     )
     with without_autocast(table.device):
-        new = torch.einsum("yh,hwc->ywc", rows, exact)
+        new = torch.einsum("yh,hwc->ywc", rows, wide)
         new = torch.einsum("xw,ywc->yxc", columns, new)
     return new.to(table.dtype)
 
@@ -47,6 +47,11 @@ def resample(table: Tensor, size: tuple[int, int], *, mode: str = "bicubic", ant
 def resample_line(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
     """A table [n, channels] along one axis resized to `length` rows, as by `resample`."""
     return resample(table[:, None], (length, 1), mode=mode, antialias=antialias)[:, 0]
+
+
+def exact(x: Tensor) -> Tensor:
+    """In float32, or in what is more exact."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:

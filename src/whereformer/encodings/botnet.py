@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.offsets import per_axis, resized
+from whereformer.encodings.common.offsets import fitted, per_axis
 from whereformer.errors import check_bool
 from whereformer.forms import AxisBias
 from whereformer.grid import Grid
@@ -41,8 +41,7 @@ class BoTNet(PositionEncoding):
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[AxisBias]:
         q = q if self.scaled else q * self.head_dim**0.5
-        sizes = (max(n, m) for n, m in zip(queries.size, keys.size, strict=True))
-        tables = [resized(table, n) for table, n in zip((self.rows, self.columns), sizes, strict=True)]
+        tables = fitted((self.rows, self.columns), queries, keys)
         yield per_axis((q, q), tables, queries, keys)
 
     def macs(self, grid: Grid) -> int:

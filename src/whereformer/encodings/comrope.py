@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.rotary import exact, exponential
+from whereformer.encodings.common.rotary import exponential
 from whereformer.errors import InputError, check_at_least, check_one_of, check_positive
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class ComRoPE(PositionEncoding):

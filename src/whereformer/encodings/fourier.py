@@ -8,6 +8,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.absolute import add
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class Fourier(PositionEncoding):
@@ -50,8 +51,7 @@ class Fourier(PositionEncoding):
         nn.init.normal_(self.B, std=self.sigma)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        B = self.B.detach()  # drawn once: it stays as it is if a recipe unfreezes all parameters
-        B = B.to(torch.promote_types(self.B.dtype, torch.float32))
+        B = exact(self.B.detach())  # drawn once: it stays as it is if a recipe unfreezes all parameters
         places = grid.coords(x.device).to(B.dtype) + (0.5 if self.layout == "sam" else 0.0)
         v = torch.stack([p / n for p, n in zip(places.unbind(-1), grid.size, strict=True)][::-1], -1)
         v = 2 * v - 1 if self.layout == "sam" else v

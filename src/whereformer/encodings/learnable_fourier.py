@@ -8,6 +8,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.absolute import add, linear
 from whereformer.errors import InputError, check_count, check_one_of, check_positive
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class LearnableFourier(PositionEncoding):
@@ -71,7 +72,7 @@ class LearnableFourier(PositionEncoding):
             nn.init.uniform_(bias, -bound, bound)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        W_r = self.W_r.to(torch.promote_types(self.W_r.dtype, torch.float32))
+        W_r = exact(self.W_r)
         p = grid.coords(x.device).to(W_r.dtype).unflatten(-1, (self.groups, -1))
         angles = (p[..., None] * W_r).sum(-2)  # [patches, groups, features / 2]
         r = torch.cat([angles.cos(), angles.sin()], -1) * self.weight_1.shape[1] ** -0.5

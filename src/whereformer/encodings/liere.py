@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.rotary import exact, exponential, greater
+from whereformer.encodings.common.rotary import exponential, greater
 from whereformer.errors import InputError, check_bool, check_one_of
 from whereformer.forms import MatrixRotation
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class LieRE(PositionEncoding):

@@ -1,15 +1,14 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
+from whereformer.encodings.common.rotary import RotaryOfFrames, Scaling, Spectrum, check_theta
 from whereformer.errors import InputError, check_numbers
 from whereformer.grid import Grid
 
 
-class MRoPE(Rotary):
+class MRoPE(RotaryOfFrames):
     """Pair m of a head's d features turns by θ^(−2m/d) times y, x or t; c and c + d/2 are a pair.
 
     Multimodal RoPE, interleaved: pairs 1, 4, 7 ... < 3 s_y have the row y, pairs 2, 5, 8 ... < 3 s_x the column x,
@@ -42,18 +41,11 @@ class MRoPE(Rotary):
         self.sections, self.theta = tuple(sections), theta
         self.spectrum = Spectrum.of(self.share(1), theta)
 
-    def size(self, grid: Grid) -> tuple[int, ...]:
-        return (1, *grid.size)[-3:]
-
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
         m = torch.arange(self.spectrum.count, device=device)
         rows, columns = ((m % 3 == a) & (m < 3 * self.sections[a]) for a in (1, 2))
         axis = torch.stack([~(rows | columns), rows, columns], -1)
         return (self.stretched(self.spectrum, grid, device) * axis)[None]
-
-    def places(self, grid: Grid, device: torch.device | None) -> Tensor:
-        places = super().places(grid, device)
-        return places if grid.axes == 3 else F.pad(places, (1, 0))
 
     def extra_repr(self) -> str:
         return f"sections={self.sections}, theta={self.theta}, scaling={self.scaling!r}"

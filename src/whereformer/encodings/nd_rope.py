@@ -3,10 +3,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta, exact
+from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
 from whereformer.errors import check_one_of
 from whereformer.forms import Layout
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class NDRoPE(Rotary):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, check_theta
 from whereformer.errors import check_one_of
 from whereformer.grid import Grid
+from whereformer.resample import exact
 
 
 class RoPEMixed(Rotary):
@@ -46,11 +47,7 @@ class RoPEMixed(Rotary):
         self.frequencies.copy_(torch.stack([turned.cos(), turned.sin()]) * length.repeat(2))
 
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
-        waves = (
-            self.frequencies.to(torch.promote_types(self.frequencies.dtype, torch.float32))
-            .permute(1, 2, 0)
-            .flip(-1)
-        )
+        waves = exact(self.frequencies).permute(1, 2, 0).flip(-1)
         if self.scaling == "none":
             return waves
         squeeze = [then / now for now, then in zip(self.size(grid), self.home(), strict=True)]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.offsets import key_minus_query, near, per_axis, resized
+from whereformer.encodings.common.offsets import fitted, key_minus_query, near, per_axis
 from whereformer.errors import InputError, check_bool
 from whereformer.forms import AxisBias, LowRankBias
 from whereformer.grid import Grid
@@ -58,8 +58,7 @@ class SASA(PositionEncoding):
             q = q * root
         tables, place = (self.rows, self.columns), self._place
         if self.window is None:
-            sizes = (max(n, m) for n, m in zip(queries.size, keys.size, strict=True))
-            tables, place = [resized(table, n) for table, n in zip(tables, sizes, strict=True)], key_minus_query
+            tables, place = fitted(tables, queries, keys), key_minus_query
         yield per_axis(q.chunk(2, -1), tables, queries, keys, place)
 
     def _place(self, query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:

@@ -1,13 +1,12 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import (
-    Exact,
     Offsets,
+    along_row,
     check_offsets,
     per_axis,
     query_minus_key,
@@ -15,7 +14,6 @@ from whereformer.encodings.common.offsets import (
 from whereformer.errors import InputError, check_bool, check_positive
 from whereformer.forms import AxisBias, BucketBias, DenseBias
 from whereformer.grid import Grid
-from whereformer.index import Buckets, Separable
 
 
 class TransformerXL(PositionEncoding):
@@ -93,7 +91,7 @@ class TransformerXL(PositionEncoding):
             queries, keys = queries.as_row(), keys.as_row()
             patches = max(queries.width, keys.width)
             scores = q @ self._embeddings(patches, self.weight, q).mT
-            yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
+            yield along_row(scores, patches, queries, keys)
 
     def _embeddings(self, patches: int, weight: Tensor, like: Tensor) -> Tensor:
         """W s_x at all offsets of an axis: [heads or 1, 2 patches − 1, d]."""

@@ -1,15 +1,13 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.offsets import Exact, resized
+from whereformer.encodings.common.offsets import along_row, resized
 from whereformer.errors import check_positive
 from whereformer.forms import BucketBias
 from whereformer.grid import Grid
-from whereformer.index import Buckets, Separable
 
 
 class ViTRelative(PositionEncoding):
@@ -45,7 +43,7 @@ class ViTRelative(PositionEncoding):
         queries, keys = queries.as_row(), keys.as_row()
         patches = max(queries.width, keys.width)
         scores = q @ resized(self.table, patches).to(q.dtype).mT
-        yield BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
+        yield along_row(scores, patches, queries, keys)
 
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * (2 * grid.patches - 1)

@@ -2,16 +2,22 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.encodings.common.rotary import Rotary, Scaling, Spectrum, axial, beside_identity, check_theta
+from whereformer.encodings.common.rotary import (
+    RotaryOfFrames,
+    Scaling,
+    Spectrum,
+    axial,
+    beside_identity,
+    check_theta,
+)
 from whereformer.errors import check_one_of
 from whereformer.forms import MatrixRotation, Rotation
 from whereformer.grid import Grid
 
 
-class VJEPA2(Rotary):
+class VJEPA2(RotaryOfFrames):
     """Three equal parts of a head's features turn by θ^(−2m/D) t, θ^(−2m/D) y and θ^(−2m/D) x: 3D-RoPE.
 
     V-JEPA 2, section 2.1. D = 2 ⌊⌊d/3⌋/2⌋ features have each of the frame t, the row y and the column x, counted
@@ -53,15 +59,8 @@ class VJEPA2(Rotary):
     def by_offset(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.pairing == "paired"
 
-    def size(self, grid: Grid) -> tuple[int, ...]:
-        return (1, *grid.size)[-3:]
-
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
         return axial(self.stretched(self.spectrum, grid, device), "y")
-
-    def places(self, grid: Grid, device: torch.device | None) -> Tensor:
-        places = super().places(grid, device)
-        return places if grid.axes == 3 else F.pad(places, (1, 0))
 
     def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation | MatrixRotation]:
         if self.pairing == "paired":

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.errors import check_count, check_one_of
-from whereformer.forms import AxisBias
+from whereformer.forms import AxisBias, BucketBias
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Separable
 from whereformer.resample import resample_line
@@ -61,6 +61,17 @@ def mirrored(table: Tensor, offsets: int) -> Tensor:
 def resized(table: Tensor, patches: int) -> Tensor:
     """A table [2 n − 1, d] of the offsets on an axis of n patches, for an axis of another length: linearly."""
     return resample_line(table, 2 * patches - 1)
+
+
+def fitted(tables: Sequence[Tensor], queries: Grid, keys: Grid) -> list[Tensor]:
+    """Tables [2 n − 1, d], one for each axis in turn, resized to the longer of the two grids' axes."""
+    sizes = (max(n, m) for n, m in zip(queries.size, keys.size, strict=True))
+    return [resized(table, n) for table, n in zip(tables, sizes, strict=True)]
+
+
+def along_row(scores: Tensor, patches: int, queries: Grid, keys: Grid) -> BucketBias:
+    """scores [b, h, i, 2 patches − 1] of every offset on two grids of one row; 0 for pairs with a prefix token."""
+    return BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
 
 
 def key_minus_query(query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:

@@ -13,7 +13,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import Layout, MatrixRotation, Rotation
 from whereformer.grid import Grid
-from whereformer.resample import without_autocast
+from whereformer.resample import exact, without_autocast
 
 Scaling = Literal["none", "pi", "ntk", "yarn", "yarn_paper"]
 Order = Literal["x", "y"]
@@ -164,14 +164,20 @@ class Rotary(PositionEncoding):
         return pairs
 
 
+class RotaryOfFrames(Rotary):
+    """Three axes always: an image is frame 0 of a video of one."""
+
+    def size(self, grid: Grid) -> tuple[int, ...]:
+        return (1, *grid.size)[-3:]
+
+    def places(self, grid: Grid, device: torch.device | None) -> Tensor:
+        places = super().places(grid, device)
+        return places if grid.axes == 3 else F.pad(places, (1, 0))
+
+
 def greater(a: float, b: float) -> float:
     """The larger of two numbers, which may be sizes that an exported program leaves open."""
     return torch.sym_max(a, b)  # pyright: ignore[reportReturnType]
-
-
-def exact(x: Tensor) -> Tensor:
-    """In float32, or in what is more exact."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def exponential(generators: Tensor, places: Tensor, features: int) -> MatrixRotation:
