@@ -256,7 +256,7 @@ def _print_facts(title: str, facts: dict[str, str]) -> None:
     if find_spec("rich") is None:
         print(f"\n{title}")
         for name, said in facts.items():
-            print(f"  {name:16} {said}")
+            print(f"  {name:{max(16, *map(len, facts))}}  {said}")
         return
     from rich.table import Table
     from rich.text import Text

@@ -32,7 +32,7 @@ MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist", "scikit-build-cor
 """Modules that are not called as the library that brings them."""
 
 IN_A_CHECKOUT = "cmake -S . -B build && cmake --build build, with GCC or Clang on the PATH"
-FROM_SOURCE = "pip install --force-reinstall --no-deps --verbose, with GCC or Clang on the PATH"
+FROM_SOURCE = "pip install --force-reinstall --no-deps --no-cache-dir -v, with GCC or Clang on the PATH"
 
 
 @dataclass(frozen=True)
