@@ -40,7 +40,7 @@ struct Logits {
   float *panels, *plain_panels;   // keys · scale, turned and not, transposed
   float *scores[MOST_LOOKUPS];    // see Sources; by query: [TILE][width + LANES]
   float *plain, *turned;          // queries · log2(e): [TILE][features]
-  const Stretches *stretches[TILE];
+  View view;
   Place place[TILE];
 
   Logits(const Problem &p, Arena &arena)
@@ -106,7 +106,7 @@ struct Logits {
         if (place[m].prefix)
           fill_prefix(p.logits, from, block.count, s + m * row);
         else
-          fill(p.logits, from, *stretches[m], place[m].x, block, p.width, s + m * row);
+          fill(p.logits, from, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
       product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
     } else {
@@ -117,15 +117,6 @@ struct Logits {
     for (int64_t m = 0; m < TILE; m++) store(s + m * row + block.count, all(-INFINITY));
   }
 
-  // Buckets of lookup f that the tile's queries have in this block.
-  void buckets_in_use(int64_t f, int64_t count, int32_t *low, int32_t *high) const {
-    *low = INT32_MAX, *high = -1;
-    for (int64_t m = 0; m < count; m++) {
-      if (place[m].prefix) continue;
-      *low = int32_t(smaller(*low, stretches[m]->low[f])), *high = int32_t(larger(*high, stretches[m]->high[f]));
-    }
-  }
-
  private:
   void read_queries(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
     read_rows(head.q, a.q.token, i, count, a.features, nullptr, LOG2E, plain);
@@ -134,10 +125,8 @@ struct Logits {
       std::memcpy(turned, plain, size_t(TILE * features) * 4);
       for (int64_t m = 0; m < count; m++) head.turn_q(turned + m * features, i + m);
     }
-    for (int64_t m = 0; m < count; m++) {
-      place[m] = Place(a.queries, i + m);
-      if (p.logits && !place[m].prefix) stretches[m] = &find(place[m].row, block);
-    }
+    for (int64_t m = 0; m < count; m++) place[m] = Place(a.queries, i + m);
+    if (p.logits) view.look(find, place, count, block);
   }
 
   void read_scores(const Head<T> &head, int64_t f, int64_t i, int64_t count, const Block &block) {
@@ -149,7 +138,7 @@ struct Logits {
       return;
     }
     int32_t low, high;
-    buckets_in_use(f, count, &low, &high);
+    view.buckets(f, count, &low, &high);
     if (low <= high)
       product<SET>(plain, features, lookup.wide + head.h * lookup.wide_head + low, lookup.width, scores[f] + low, room,
                    a.features, high - low + 1);
@@ -177,19 +166,16 @@ struct Logits {
 template <class T>
 class Forward {
  public:
-  Forward(const Problem &p, Arena &arena) : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena) {
+  Forward(const Problem &p, Arena &arena) : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena),
+        bucket_sums_(p, p.values, arena) {
     features_ = whole(a_.value_features);
     v_ = arena.take<float>(p.most_keys() * features_);
     s_ = arena.take<float>(TILE * logits_.row);
     o_ = arena.take<float>(TILE * features_);
     top_ = arena.take<float>(p.queries), total_ = arena.take<float>(p.queries);
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
-    if (p.values) {
-      line_sums_ = arena.take<float>((p.block_rows + TILE) * p.row_room());
-      lines_ = arena.take<float>((p.block_rows + TILE) * LANES);
-      for (int64_t f = 0; f < p.values.count; f++)
-        weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].width + LANES));
-    }
+    for (int64_t f = 0; f < p.values.count; f++)
+      weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].width + LANES));
   }
 
   void operator()(int64_t b, int64_t h, int64_t first, int64_t end) {
@@ -222,7 +208,7 @@ class Forward {
       product<ADD>(s_, logits_.row, v_, features_, o_, features_, block.count, features_);
     else
       product<SET>(s_, logits_.row, v_, features_, o_, features_, block.count, features_);
-    for (int64_t f = 0; f < p_.values.count; f++) add_values(head, f, count, block);
+    add_values(head, count, block);
     const bool last = block.index == p_.blocks - 1;
     for (int64_t m = 0; m < count; m++) {
       const float total = total_[i + m], *o = o_ + m * features_;
@@ -232,6 +218,19 @@ class Forward {
         write_row<SET>(o, a_.value_features, !last ? 1 : total > 0 ? 1 / total : 0, out + m * a_.out.token);
       if (last && a_.lse)
         a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total > 0 ? top_[i + m] + std::log2(total) : INFINITY;
+    }
+  }
+
+  // o += Σ_j weight[i, j] table[bucket(i, j)]
+  void add_values(const Head<T> &head, int64_t count, const Block &block) {
+    if (!p_.values) return;
+    view_.look(find_, logits_.place, count, block);
+    for (int64_t f = 0; f < p_.values.count; f++) {
+      const int64_t room = p_.values.lookup[f].width + LANES;
+      int32_t low, high;
+      view_.buckets(f, count, &low, &high);
+      bucket_sums_(f, view_.stretches, logits_.place, count, block, s_, logits_.row, low, high, true, weights_[f], room);
+      add_rows(p_.values.lookup[f], head.h, weights_[f], room, count, low, high, o_, features_);
     }
   }
 
@@ -261,46 +260,14 @@ class Forward {
     return kept;
   }
 
-  // o += Σ_j weight[i, j] table[bucket(i, j)]
-  void add_values(const Head<T> &head, int64_t f, int64_t count, const Block &block) {
-    const Lookup &lookup = p_.values.lookup[f];
-    const float *table = lookup.tall + head.h * lookup.tall_head;
-    const int64_t room = lookup.width + LANES;
-    int32_t low = INT32_MAX, high = -1;
-    const Stretches *stretches[TILE] = {};
-    for (int64_t m = 0; m < count; m++) {
-      const Place &place = logits_.place[m];
-      if (place.prefix) continue;
-      stretches[m] = &find_(place.row, block);
-      low = int32_t(smaller(low, stretches[m]->low[f])), high = int32_t(larger(high, stretches[m]->high[f]));
-    }
-    for (int64_t m = 0; m < count; m++) {
-      const float *s = s_ + m * logits_.row;
-      float *weights = weights_[f] + m * room;
-      if (stretches[m]) {
-        sum_rows(*stretches[m], s + block.prefix, p_.width, line_sums_);
-        sum_buckets(p_.values, f, *stretches[m], logits_.place[m].x, p_.width, line_sums_, low, high, lines_, weights);
-      } else {
-        for (int64_t n = low; n <= high; n++) weights[n] = 0;
-      }
-      if (lookup.prefix < 0) continue;
-      float with_prefix = 0;
-      for (int64_t j = 0; j < (stretches[m] ? block.prefix : block.count); j++) with_prefix += s[j];
-      if (with_prefix == 0) continue;
-      float *o = o_ + m * features_;
-      for (int64_t d = 0; d < features_; d += LANES)
-        store(o + d, load(o + d) + load(table + lookup.prefix * features_ + d) * with_prefix);
-    }
-    if (low <= high)
-      product<ADD>(weights_[f] + low, room, table + low * features_, features_, o_, features_, high - low + 1, features_);
-  }
-
   const Problem &p_;
   const WfAttention &a_;
   Logits<T> logits_;
   StretchFinder find_;
+  BucketSums bucket_sums_;
+  View view_;
   int64_t features_;
-  float *v_, *s_, *o_, *top_, *total_, *sums_ = nullptr, *line_sums_ = nullptr, *lines_ = nullptr;
+  float *v_, *s_, *o_, *top_, *total_, *sums_ = nullptr;
   float *weights_[MOST_LOOKUPS];
 };
 

@@ -260,4 +260,75 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
   }
 }
 
+// The weights of each bucket, for TILE queries and a block of keys.
+class BucketSums {
+ public:
+  BucketSums(const Problem &p, const Group &group, Arena &arena) : p_(p), group_(group) {
+    if (!group) return;
+    rows_ = arena.take<float>((p.block_rows + TILE) * whole(p.width));
+    lines_ = arena.take<float>((p.block_rows + TILE) * LANES);
+  }
+
+  // Of lookup f: weights[m][bucket] = Σ_j s[m][j] over keys in that bucket, for low <= bucket <= high and the prefix's.
+  // `prefix_queries`: whether to sum those too, whose keys all share the prefix's bucket.
+  void operator()(int64_t f, const Stretches *const *stretches, const Place *place, int64_t count, const Block &block,
+                  const float *s, int64_t row, int32_t low, int32_t high, bool prefix_queries, float *weights,
+                  int64_t room) const {
+    const int64_t prefix = group_.lookup[f].prefix;
+    for (int64_t m = 0; m < count; m++, s += row, weights += room) {
+      if (place[m].prefix) {
+        for (int64_t n = low; n <= high; n++) weights[n] = 0;
+      } else {
+        sum_rows(*stretches[m], s + block.prefix, p_.width, rows_);
+        sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, low, high, lines_, weights);
+      }
+      if (prefix < 0) continue;
+      const int64_t end = !place[m].prefix ? block.prefix : prefix_queries ? block.count : 0;
+      float sum = 0;
+      for (int64_t j = 0; j < end; j++) sum += s[j];
+      weights[prefix] = sum;
+    }
+  }
+
+ private:
+  const Problem &p_;
+  const Group &group_;
+  float *rows_ = nullptr, *lines_ = nullptr;
+};
+
+// The rows of queries of a tile before a block of keys, and the buckets they have there.
+struct View {
+  const Stretches *stretches[TILE];
+
+  void look(StretchFinder &find, const Place *place, int64_t count, const Block &block) {
+    for (int64_t m = 0; m < count; m++) stretches[m] = place[m].prefix ? nullptr : &find(place[m].row, block);
+  }
+
+  // high < low if there are none.
+  void buckets(int64_t f, int64_t count, int32_t *low, int32_t *high) const {
+    *low = INT32_MAX, *high = -1;
+    for (int64_t m = 0; m < count; m++) {
+      if (!stretches[m]) continue;
+      *low = int32_t(smaller(*low, stretches[m]->low[f])), *high = int32_t(larger(*high, stretches[m]->high[f]));
+    }
+  }
+};
+
+// c[m] += weights[m]·table, of buckets low ... high and of the prefix's.
+inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, int64_t room, int64_t count,
+                     int32_t low, int32_t high, float *c, int64_t features) {
+  const float *table = lookup.tall + head * lookup.tall_head;
+  if (low <= high)
+    product<ADD>(weights + low, room, table + low * features, features, c, features, high - low + 1, features);
+  if (lookup.prefix < 0) return;
+  for (int64_t m = 0; m < count; m++) {
+    const float weight = weights[m * room + lookup.prefix];
+    if (weight == 0) continue;
+    for (int64_t d = 0; d < features; d += LANES) {
+      float *at = c + m * features + d;
+      store(at, load(at) + load(table + lookup.prefix * features + d) * weight);
+    }
+  }
+}
+
 }  // namespace wf::WF_ISA
