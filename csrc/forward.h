@@ -30,6 +30,18 @@ inline float dot(const float *a, const float *b, int64_t n) {
   return sum(v);
 }
 
+// scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's. x has TILE rows.
+inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
+                       int32_t low, int32_t high, bool with_prefix, float *scores) {
+  const int64_t room = lookup.width + LANES;
+  if (low <= high)
+    product<SET>(x, row, lookup.wide + head * lookup.wide_head + low, lookup.width, scores + low, room, features,
+                 high - low + 1);
+  if (lookup.prefix < 0 || !with_prefix) return;
+  const float *column = lookup.tall + head * lookup.tall_head + lookup.prefix * row;
+  for (int64_t m = 0; m < count; m++) scores[m * room + lookup.prefix] = dot(x + m * row, column, row);
+}
+
 // What one thread needs for the logits of TILE queries and a block of keys; backward shares it.
 template <class T>
 struct Logits {
@@ -139,13 +151,7 @@ struct Logits {
     }
     int32_t low, high;
     view.buckets(f, count, &low, &high);
-    if (low <= high)
-      product<SET>(plain, features, lookup.wide + head.h * lookup.wide_head + low, lookup.width, scores[f] + low, room,
-                   a.features, high - low + 1);
-    if (lookup.prefix < 0 || !(block.prefix || place[0].prefix)) return;
-    const float *column = lookup.tall + head.h * lookup.tall_head + lookup.prefix * features;
-    for (int64_t m = 0; m < count; m++)
-      scores[f][m * room + lookup.prefix] = dot(plain + m * features, column, features);
+    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, scores[f]);
   }
 
   void mask(const Head<T> &head, int64_t i, const Block &block, float *s) const {

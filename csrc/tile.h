@@ -82,7 +82,6 @@ struct Problem {
     return b;
   }
   int64_t most_keys() const { return key_prefix + block_rows * width; }  // of a block
-  int64_t row_room() const { return whole(width); }
 };
 
 // Remembers the stretches of the last few rows of queries.
