@@ -323,7 +323,7 @@ def _forms(encoding: PositionEncoding, grid: Grid, seed: int = 0) -> Forms:
     q, k, v = (_alike((encoding.num_heads, encoding.head_dim), grid.tokens, seed + i) for i in range(3))
     return Forms(
         tuple(encoding.rotations(grid)),
-        tuple(encoding.biases(q * encoding.head_dim**-0.5, k, grid, grid)),
+        tuple(encoding.biases(q, k, grid, grid)),
         tuple(encoding.values(v, grid, grid)),
     )
 

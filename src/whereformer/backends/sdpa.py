@@ -26,17 +26,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     queries x keys is made; all other biases are added up into one mask.
     """
     head_dim = q.shape[-1]
+    scale = head_dim**-0.5  # of all features, so that others are divided by it
     q, k = forms.turn(q, k)
     features, biases = split(forms.biases, room=head_dim)
     if features:
-        q = torch.cat([q, *(f.left.to(q.dtype).expand(*q.shape[:-1], -1) for f in features)], -1)
+        q = torch.cat([q, *((f.left / scale).to(q.dtype).expand(*q.shape[:-1], -1) for f in features)], -1)
         k = torch.cat([k, *(f.right.to(k.dtype).expand(*k.shape[:-1], -1) for f in features)], -1)
         v = F.pad(v, (0, q.shape[-1] - head_dim))
     dense = [bias.dense().to(q.dtype) for bias in biases]
     if mask is not None:
         dense.append(mask.bias(q.dtype))
     added = torch.atleast_2d(sum(dense[1:], start=dense[0])) if dense else None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=1.0)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
     out = out[..., :head_dim]
     if mask is not None:
         out = out.masked_fill(mask.idle, 0)
