@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-import memory
 import torch
 import torch.nn.functional as F
-from timing import DTYPES, PLAIN, Notes, Table, Time, interleaved, options, prepare, write
 from torch import Tensor, nn
 
+import memory
 import whereformer
+from timing import DTYPES, PLAIN, Notes, Table, Time, interleaved, options, prepare, write
 from whereformer import Grid, InputError, PositionEncoding
 
 ENCODINGS = {

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import timm
 import torch
 import torch.nn.functional as F
-from timing import DTYPES, PLAIN, Notes, Table, Time, interleaved, options, prepare, write
 from torch import nn
 
 import whereformer
+from timing import DTYPES, PLAIN, Notes, Table, Time, interleaved, options, prepare, write
 from whereformer import InputError, PositionEncoding
 from whereformer.adapters import timm as adapter
 
