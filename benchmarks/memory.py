@@ -51,7 +51,7 @@ def peak(small: Callable[[], Call], make: Callable[[], Call], limit: int) -> int
     try:
         return receive.recv()
     except EOFError:
-        return f"needs more than {limit / 2**30:.1f} GiB, or crashes"
+        return f"needs more than {limit / 2**30:.3g} GiB, or crashes"
     finally:
         process.join()
 
@@ -65,9 +65,10 @@ def _child(small: Callable[[], Call], make: Callable[[], Call], limit: int, send
     except InputError as error:
         send.send(str(error))
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        send.send(f"needs more than {limit / 2**30:.1f} GiB")
+        scarce = isinstance(error, MemoryError) or "memory" in str(error)
+        send.send(
+            f"needs more than {limit / 2**30:.3g} GiB" if scarce else f"failed: {str(error).splitlines()[0]}"
+        )
 
 
 def _peak(small: Call, make: Callable[[], Call]) -> int:
