@@ -79,7 +79,7 @@ def said(encoding: PositionEncoding, q: Tensor, queries: Grid, keys: Grid | None
     """All its biases for queries q, not yet scaled, and keys of zeros."""
     keys = keys or queries
     zeros = torch.zeros(*q.shape[:2], keys.tokens, q.shape[-1], dtype=q.dtype)
-    biases = encoding.biases(q * q.shape[-1] ** -0.5, zeros, queries, keys)
+    biases = encoding.biases(q, zeros, queries, keys)
     return torch.stack([bias.dense().expand(*q.shape[:-1], keys.tokens) for bias in biases]).sum(0)
 
 

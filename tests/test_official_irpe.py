@@ -68,11 +68,11 @@ def test_encoding(name: str) -> None:
     encoding = build(case, grid, tables)
     x = t["input"].clone().requires_grad_()
     silent = torch.zeros_like(x)
+    plain = x * case["head_dim"] ** 0.5  # the released code is given scaled queries, or keys
     if case["on"] == "k":
-        out = sum(bias.dense() for bias in encoding.biases(x, silent, grid, grid))
-    elif case["on"] == "q":  # the released code is given scaled keys, and its caller transposes
-        keys = x * case["head_dim"] ** 0.5
-        out = sum(bias.dense().mT for bias in encoding.biases(silent, keys, grid, grid))
+        out = sum(bias.dense() for bias in encoding.biases(plain, silent, grid, grid))
+    elif case["on"] == "q":  # its caller transposes
+        out = sum(bias.dense().mT for bias in encoding.biases(silent, plain, grid, grid))
     else:
         out = sum(term.dense(x) for term in encoding.values(silent, grid, grid))
     assert isinstance(out, Tensor)

@@ -60,7 +60,6 @@ def attention(
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
     _check(q, k, v, grid, keys, encodings, dropout)
     allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
-    q = q * q.shape[-1] ** -0.5
     forms = _forms(q, k, v, grid, keys, encodings)
     attend = backends.choose(backend, forms) or reference
     return attend(q, k, v, forms, allowed, dropout)
@@ -92,9 +91,9 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
-    """The definition of attention with positions; every backend must agree with it. q is already scaled."""
+    """The definition of attention with positions; every backend must agree with it. q is not yet scaled."""
     turned_q, turned_k = forms.turn(q, k)
-    logits = turned_q @ turned_k.mT
+    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
     for bias in forms.biases:
         logits = logits + bias.dense().to(logits.dtype)
     weights = logits.softmax(-1) if mask is None else mask.softmax(logits)
@@ -135,7 +134,7 @@ def _of_each(
 def _forms(
     q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, encodings: tuple[PositionEncoding, ...]
 ) -> Forms:
-    """What the encodings say; q is already scaled."""
+    """What the encodings say."""
     rotations = tuple(turn for e in encodings for turn in e.rotations(queries, q.device))
     forms = Forms(
         rotations=rotations,

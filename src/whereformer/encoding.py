@@ -60,7 +60,10 @@ class PositionEncoding(nn.Module):
         return ()
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:
-        """On the logits: biases. q, already scaled, and k, neither turned: [batch, heads, tokens, head_dim]."""
+        """On the logits: biases. q and k, neither scaled nor turned: [batch, heads, tokens, head_dim].
+
+        What is in the formula divided by √head_dim is divided here, best where it is small, in a table.
+        """
         return ()
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterable[Values]:

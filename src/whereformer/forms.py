@@ -6,6 +6,7 @@ i is broadcast. Offsets are query minus key, in patches.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -18,6 +19,10 @@ from whereformer.index import Buckets
 
 Layout = Literal["interleaved", "half"]
 """Which features make a pair that turns: (2 c, 2 c + 1), or (c, c + pairs)."""
+
+
+Side = Literal["query", "key"]
+"""Which of a pair's two tokens reads."""
 
 
 class Turn(Protocol):
@@ -74,14 +79,23 @@ class Rotation:
     def patches(self) -> int:
         return self.angles.shape[-2]
 
+    @property
+    def waves(self) -> tuple[Tensor, Tensor]:
+        """scale · cos θ and scale · sin θ, of the shape of `angles`."""
+        return self.angles.cos() * self.scale, self.angles.sin() * self.scale
+
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""
+        return self.turn(x, self.waves)
+
+    def turn(self, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+        """As a call, with `waves` made before, as for queries and keys together."""
         patches, pairs = self.angles.shape[-2:]
         if x.shape[-2] < patches or x.shape[-1] < 2 * pairs:
             raise InputError(f"Rotation: angles {tuple(self.angles.shape)} do not fit features {tuple(x.shape)}")
         prefix = x.shape[-2] - patches
         turned, rest = x[..., prefix:, : 2 * pairs], x[..., prefix:, 2 * pairs :]
-        cos, sin = ((wave(self.angles) * self.scale).to(x.dtype) for wave in (torch.cos, torch.sin))
+        cos, sin = (wave.to(x.dtype) for wave in waves)
         if self.layout == "half":
             first, second = turned.chunk(2, -1)
             turned = torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
@@ -169,6 +183,36 @@ class OffsetBias:
 
 
 @dataclass(frozen=True, eq=False)
+class Scores:
+    """scores[b, h, i, n] = reader[b, h, i] · table[h, :, n], made only by who needs them whole.
+
+    Args:
+        reader: [b, h, tokens, d]: what reads the table, the very q or k that an encoding got if it can be.
+        table: [1 or h, d, buckets], of any floating dtype; it is read in the reader's.
+    """
+
+    reader: Tensor
+    table: Tensor
+
+    def __post_init__(self) -> None:
+        if self.reader.ndim != 4 or self.table.ndim != 3 or self.reader.shape[-1] != self.table.shape[-2]:
+            found = f"reader {tuple(self.reader.shape)} and table {tuple(self.table.shape)}"
+            raise InputError(f"Scores: {found}, expected [b, h, tokens, d] and [1 or h, d, buckets]")
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.reader.shape[:-1], self.table.shape[-1]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.reader.device
+
+    def dense(self) -> Tensor:
+        """[b, h, tokens, buckets]."""
+        return self.reader @ self.table.to(self.reader.dtype)
+
+
+@dataclass(frozen=True, eq=False)
 class BucketBias:
     """bias[b, h, i, j] = scores[b, h, i, bucket(i, j)].
 
@@ -176,22 +220,25 @@ class BucketBias:
     of keys against queries.
 
     Args:
-        scores: [b, h, i (or j on the key's side), buckets].
+        scores: [b, h, i (or j on the key's side), buckets], or a table and what reads it.
     """
 
-    scores: Tensor
+    scores: Tensor | Scores
     buckets: Buckets
-    side: Literal["query", "key"] = "query"
+    side: Side = "query"
 
     def __post_init__(self) -> None:
-        if self.side not in ("query", "key"):
+        if self.side not in get_args(Side):
             raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
         _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
 
+    def made(self) -> Tensor:
+        """The scores, whole."""
+        return self.scores.dense() if isinstance(self.scores, Scores) else self.scores
+
     def dense(self) -> Tensor:
-        index = self.buckets.dense(self.scores.device).unsqueeze(-3)
-        *axes, count = torch.broadcast_shapes(self.scores.shape, (*index.shape[:-1], 1))
-        bias = self.scores.expand(*axes, count).gather(-1, index.expand(*axes, -1))
+        scores = self.made()
+        bias = picked(scores, self.buckets.dense(scores.device))
         return bias if self.side == "query" else bias.mT
 
 
@@ -280,6 +327,13 @@ class AddedValues:
         return self.term
 
 
+def picked(scores: Tensor, index: Tensor) -> Tensor:
+    """scores [b, h, i or 1, buckets] at buckets [(b or 1,) i, n]: [b, h, i, n]."""
+    index = index.unsqueeze(-3)
+    *axes, count = torch.broadcast_shapes(scores.shape, (*index.shape[:-1], 1))
+    return scores.expand(*axes, count).gather(-1, index.expand(*axes, -1))
+
+
 def _check_count(what: str, count: int, buckets: Buckets) -> None:
     if count >= buckets.count:
         return
@@ -298,8 +352,14 @@ class Forms(NamedTuple):
 
     def turn(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k after all rotations."""
-        for rotate in self.rotations:
+        turns = tuple(map(_ready, self.rotations))
+        for rotate in turns:
             q = rotate(q)
-        for rotate in self.rotations if self.key_rotations is None else self.key_rotations:
+        for rotate in turns if self.key_rotations is None else self.key_rotations:
             k = rotate(k)
         return q, k
+
+
+def _ready(rotate: Turn) -> Callable[[Tensor], Tensor]:
+    """The turn, with waves that are made once for all that it turns."""
+    return partial(rotate.turn, waves=rotate.waves) if type(rotate) is Rotation else rotate

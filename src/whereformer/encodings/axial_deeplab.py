@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.offsets import Exact, near, resized
+from whereformer.encodings.common.offsets import Exact, near, read, resized
 from whereformer.errors import check_one_of
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
@@ -56,8 +56,8 @@ class AxialDeepLab(PositionEncoding):
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketBias]:
         (r_q, r_k, _), here, there = self._read(queries, keys)
-        yield BucketBias(F.pad(q @ r_q.to(q.dtype), (0, 1)), here)
-        yield BucketBias(F.pad(k * self.head_dim**-0.5 @ r_k.to(k.dtype), (0, 1)), there, "key")
+        yield read(q, r_q.mT * self.head_dim**-0.5, here)
+        yield read(k, r_k.mT * self.head_dim**-0.5, there, "key")
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:
         (_, _, r_v), here, _ = self._read(queries, keys)

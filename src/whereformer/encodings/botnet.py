@@ -1,12 +1,10 @@
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import fitted, per_axis
 from whereformer.errors import check_bool
-from whereformer.forms import AxisBias
+from whereformer.forms import AxisBias, BucketBias
 from whereformer.grid import Grid
 
 
@@ -39,10 +37,10 @@ class BoTNet(PositionEncoding):
         for table in (self.rows, self.columns):
             nn.init.normal_(table, std=self.head_dim**-0.5)
 
-    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[AxisBias]:
-        q = q if self.scaled else q * self.head_dim**0.5
-        tables = fitted((self.rows, self.columns), queries, keys)
-        yield per_axis((q, q), tables, queries, keys)
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[AxisBias | BucketBias, ...]:
+        scale = self.head_dim**-0.5 if self.scaled else 1.0
+        tables = fitted((self.rows * scale, self.columns * scale), queries, keys)
+        return per_axis(q, tables, queries, keys)
 
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * sum(2 * n - 1 for n in grid.size)

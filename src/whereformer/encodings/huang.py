@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
 from whereformer.errors import InputError, check_bool
-from whereformer.forms import Bias, BucketBias, DenseBias
+from whereformer.forms import Bias, BucketBias, DenseBias, Scores
 from whereformer.grid import Grid
 
 
@@ -79,19 +79,19 @@ class Huang(PositionEncoding):
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[Bias]:
         buckets = clipped(self.offsets, self.clip, queries, keys)
         if self.method == 4:
-            table = self.table.to(q.dtype)
-            yield BucketBias(q @ table.mT, buckets)
+            table = self.table * self.head_dim**-0.5
+            yield BucketBias(Scores(q, table.mT), buckets)
             mirror = mirrored(table, buckets.mapping.count)
             there = clipped(self.offsets, self.clip, keys, queries)
-            yield BucketBias((k * self.head_dim**-0.5) @ mirror.mT, there, "key")
+            yield BucketBias(Scores(k, mirror.mT), there, "key")
         elif self.method == 3:
             if self.table.shape[1] < buckets.count:
                 raise InputError(f"Huang: built for {self.grid}, without prefix tokens, but queries on {queries}")
-            more = (self.table - 1).to(q.dtype).transpose(0, 1)  # [rows, heads, d]
+            more = ((self.table - 1) * self.head_dim**-0.5).to(q.dtype).transpose(0, 1)  # [rows, heads, d]
             a = F.embedding(buckets.dense(q.device), more.flatten(1)).unflatten(-1, more.shape[1:]).movedim(-2, -4)
             yield DenseBias((q[..., :, None, :] * a * k[..., None, :, :]).sum(-1))
         else:
-            more = (self.table - 1).to(q.dtype)
+            more = ((self.table - 1) * self.head_dim**-0.5).to(q.dtype)
             if self.method == 1:
                 more = self._undirected(more)
             yield DenseBias(q @ k.mT * BucketBias(more[None, :, None], buckets).dense())

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError, check_bool, check_positive
-from whereformer.forms import BucketBias, BucketValues
+from whereformer.forms import BucketBias, BucketValues, Scores
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Euclidean, Index, Mapping, Piecewise, Quantization, Separable
 
@@ -139,15 +139,14 @@ class IRPE(PositionEncoding):
         if "k" in self.on:
             yield from self._read("k", q, queries, keys)
         if "q" in self.on:
-            yield from self._read("q", k * self.head_dim**-0.5, keys, queries)
+            yield from self._read("q", k, keys, queries)
 
     def _read(self, side: Literal["q", "k"], x: Tensor, here: Grid, there: Grid) -> Iterator[BucketBias]:
         for part, mapping in self.mappings.items():
-            table = self.tables[side + part].to(x.dtype)
-            if self.mode == "contextual":
-                scores = x @ table
-            else:
-                scores = table[None, :, None] * (self.head_dim**-0.5 if self.scale_bias else 1)
+            table = self.tables[side + part]
+            if self.mode == "contextual" or self.scale_bias:
+                table = table * self.head_dim**-0.5
+            scores = Scores(x, table) if self.mode == "contextual" else table[None, :, None].to(x.dtype)
             yield BucketBias(scores, Buckets(mapping, here, there), "query" if side == "k" else "key")
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:

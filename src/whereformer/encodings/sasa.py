@@ -1,12 +1,13 @@
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import fitted, key_minus_query, near, per_axis
 from whereformer.errors import InputError, check_bool
-from whereformer.forms import AxisBias, LowRankBias
+from whereformer.forms import Bias, LowRankBias
 from whereformer.grid import Grid
 
 
@@ -51,15 +52,17 @@ class SASA(PositionEncoding):
         for table in (self.rows, self.columns):
             nn.init.normal_(table, std=self.head_dim**-0.5)
 
-    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[AxisBias | LowRankBias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[Bias]:
+        scale = self.head_dim**-0.5
         if not self.scaled:
-            root = self.head_dim**0.5
-            yield LowRankBias(q * (root - 1), k)
-            q = q * root
+            yield LowRankBias(q * (1 - scale), k)
+            scale = 1.0
         tables, place = (self.rows, self.columns), self._place
         if self.window is None:
             tables, place = fitted(tables, queries, keys), key_minus_query
-        yield per_axis(q.chunk(2, -1), tables, queries, keys, place)
+        half = self.head_dim // 2
+        rows, columns = (table * scale for table in tables)
+        yield from per_axis(q, (F.pad(rows, (0, half)), F.pad(columns, (half, 0))), queries, keys, place)
 
     def _place(self, query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:
         assert self.window is not None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings.common.offsets import Offsets, check_offsets, clipped, mirrored
 from whereformer.errors import InputError, check_bool
-from whereformer.forms import BucketBias, BucketValues
+from whereformer.forms import BucketBias, BucketValues, Scores
 from whereformer.grid import Grid
 
 
@@ -69,7 +69,7 @@ class Shaw(PositionEncoding):
         if "k" in self.on:
             buckets = clipped(self.offsets, self.clip, queries, keys)
             table = mirrored(self.tables["k"], buckets.mapping.count)
-            yield BucketBias(q @ table.to(q.dtype).mT, buckets)
+            yield BucketBias(Scores(q, table.mT * self.head_dim**-0.5), buckets)
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:
         if "v" in self.on:

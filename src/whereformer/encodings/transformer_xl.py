@@ -10,9 +10,11 @@ from whereformer.encodings.common.offsets import (
     check_offsets,
     per_axis,
     query_minus_key,
+    read,
+    read_too,
 )
 from whereformer.errors import InputError, check_bool, check_positive
-from whereformer.forms import AxisBias, BucketBias, DenseBias
+from whereformer.forms import Bias, LowRankBias
 from whereformer.grid import Grid
 
 
@@ -75,23 +77,20 @@ class TransformerXL(PositionEncoding):
         for parameter in (self.u, self.v, self.weight):
             nn.init.normal_(parameter, std=0.02)
 
-    def biases(
-        self, q: Tensor, k: Tensor, queries: Grid, keys: Grid
-    ) -> Iterator[DenseBias | AxisBias | BucketBias]:
-        u, v = (bias.to(q.dtype) * self.head_dim**-0.5 for bias in (self.u, self.v))
-        yield DenseBias((k @ u[..., None]).mT)
-        q = q + v[:, None]
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[Bias]:
+        scale = self.head_dim**-0.5
+        yield LowRankBias(k.new_ones(1, 1, 1, 1), k @ (self.u * scale).to(k.dtype)[..., None])
         if self.offsets == "product":
             tables = [
-                self._embeddings(max(n, m), weight, q)
+                self._embeddings(max(n, m), weight * scale, q)
                 for n, m, weight in zip(queries.size, keys.size, self.weight.chunk(2, -1), strict=True)
             ]
-            yield per_axis((q, q), tables, queries, keys, query_minus_key)
+            yield from per_axis(q, tables, queries, keys, query_minus_key, self.v)
         else:
             queries, keys = queries.as_row(), keys.as_row()
-            patches = max(queries.width, keys.width)
-            scores = q @ self._embeddings(patches, self.weight, q).mT
-            yield along_row(scores, patches, queries, keys)
+            table = self._embeddings(max(queries.width, keys.width), self.weight * scale, q)
+            yield (of_queries := read(q, table, along_row(queries, keys)))
+            yield read_too(self.v, of_queries)
 
     def _embeddings(self, patches: int, weight: Tensor, like: Tensor) -> Tensor:
         """W s_x at all offsets of an axis: [heads or 1, 2 patches − 1, d]."""

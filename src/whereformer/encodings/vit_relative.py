@@ -1,10 +1,8 @@
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings.common.offsets import along_row, resized
+from whereformer.encodings.common.offsets import along_row, read, resized
 from whereformer.errors import check_positive
 from whereformer.forms import BucketBias
 from whereformer.grid import Grid
@@ -39,11 +37,10 @@ class ViTRelative(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
-    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketBias]:
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[BucketBias]:
         queries, keys = queries.as_row(), keys.as_row()
-        patches = max(queries.width, keys.width)
-        scores = q @ resized(self.table, patches).to(q.dtype).mT
-        yield along_row(scores, patches, queries, keys)
+        table = resized(self.table, max(queries.width, keys.width)) * self.head_dim**-0.5
+        return (read(q, table, along_row(queries, keys)),)
 
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * (2 * grid.patches - 1)

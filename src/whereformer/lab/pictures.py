@@ -271,7 +271,7 @@ def _forms(encoding: PositionEncoding, seed: int = CONTENTS) -> Forms:
     q, k, v = (torch.randn(shape, generator=generator).expand(-1, -1, GRID.patches, -1) for _ in range(3))
     return Forms(
         tuple(encoding.rotations(GRID)),
-        tuple(encoding.biases(q * encoding.head_dim**-0.5, k, GRID, GRID)),
+        tuple(encoding.biases(q, k, GRID, GRID)),
         tuple(encoding.values(v, GRID, GRID)),
     )
 

@@ -84,7 +84,7 @@ class PaPE(nn.Module):
                 forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
         allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
         attend = backends.choose("auto", forms) or reference
-        z = attend(scale * q, k, v, forms, allowed, 0.0)
+        z = attend(q, k, v, forms, allowed, 0.0)
         return self.out_proj(z.transpose(1, 2).flatten(2))
 
     def bias(self, x: Tensor, grid: Grid) -> LowRankBias:

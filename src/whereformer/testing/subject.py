@@ -111,7 +111,6 @@ def masks(
 
 def forms_of(encoding: PositionEncoding, inputs: Inputs, grid: Grid, keys: Grid | None = None) -> Forms:
     _, q, k, v = inputs
-    q = q * q.shape[-1] ** -0.5
     there = grid if keys is None else keys
     return Forms(
         tuple(encoding.rotations(grid, q.device)),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.errors import check_count, check_one_of
-from whereformer.forms import AxisBias, BucketBias
+from whereformer.forms import AxisBias, BucketBias, Scores, Side
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Separable
 from whereformer.resample import resample_line
@@ -69,9 +69,23 @@ def fitted(tables: Sequence[Tensor], queries: Grid, keys: Grid) -> list[Tensor]:
     return [resized(table, n) for table, n in zip(tables, sizes, strict=True)]
 
 
-def along_row(scores: Tensor, patches: int, queries: Grid, keys: Grid) -> BucketBias:
-    """scores [b, h, i, 2 patches − 1] of every offset on two grids of one row; 0 for pairs with a prefix token."""
-    return BucketBias(F.pad(scores, (0, 1)), Buckets(Separable(None, Exact(patches)), queries, keys))
+def read(reader: Tensor, table: Tensor, buckets: Buckets, side: Side = "query") -> BucketBias:
+    """reader · table, a table [..., buckets, d] of offsets alone; 0 for pairs with a prefix token."""
+    extra = buckets.count - buckets.mapping.count
+    table = F.pad(table.mT, (0, extra))
+    return BucketBias(Scores(reader, table if table.ndim == 3 else table[None]), buckets, side)
+
+
+def read_too(vector: Tensor, bias: BucketBias) -> BucketBias:
+    """What a vector [1 or h, d] reads of the table that `bias` reads: the same for all queries."""
+    assert isinstance(bias.scores, Scores)
+    table = bias.scores.table
+    return BucketBias((vector.to(table.dtype)[:, None] @ table)[None], bias.buckets, bias.side)
+
+
+def along_row(queries: Grid, keys: Grid) -> Buckets:
+    """Every offset on two grids of one row: 2 n − 1 buckets for the longer one's n patches."""
+    return Buckets(Separable(None, Exact(max(queries.width, keys.width))), queries, keys)
 
 
 def key_minus_query(query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:
@@ -83,30 +97,53 @@ def query_minus_key(query: Tensor, key: Tensor, queries: int, keys: int) -> Tens
 
 
 def per_axis(
-    q: Sequence[Tensor], tables: Sequence[Tensor], queries: Grid, keys: Grid, place: Place = key_minus_query
-) -> AxisBias:
+    q: Tensor,
+    tables: Sequence[Tensor],
+    queries: Grid,
+    keys: Grid,
+    place: Place = key_minus_query,
+    vector: Tensor | None = None,
+) -> tuple[AxisBias | BucketBias, ...]:
     """bias_ij = q_i·rows[place(y_i, y_j)] + q_i·columns[place(x_i, x_j)]; 0 for pairs with a prefix token.
 
-    Scores come before they are placed, so that no table of pairs is made.
+    Scores come before they are placed, so that no table of pairs is made. On one grid an offset says the place;
+    on grids of two sizes, or with patches that are missing, each query's scores are placed by themselves.
 
     Args:
-        q: two of [b, h, tokens, features]: what reads the table of rows, and that of columns.
-        tables: [1 or h, places, features] or [places, features], for rows and for columns.
-        place: at which row of a table an offset is; where it is negative or too large, the first or last.
+        q: [b, h, tokens, d]: what reads both tables.
+        tables: [1 or h, places, d] or [places, d], for rows and for columns.
+        place: at which row of a table an offset is; where it is negative or too large, the first or last. On axes
+            of one length it is a function of the offset.
+        vector: [1 or h, d], if each q_i is to read with it added.
     """
+    if queries.regular and keys.regular and queries.size == keys.size:
+        rows, columns = (_by_offset(t, n, place) for t, n in zip(tables, queries.size, strict=True))
+        by_row = Buckets(Separable(Exact(queries.height), None), queries, keys)
+        by_column = Buckets(Separable(None, Exact(queries.width)), queries, keys)
+        found = read(q, rows, by_row), read(q, columns, by_column)
+        return found if vector is None else (*found, *(read_too(vector, bias) for bias in found))
     for grid in (queries, keys):
         grid.check_whole()
-    at = queries.coords(q[0].device)
+    if vector is not None:
+        q = q + vector.to(q.dtype)[:, None]
+    at = queries.coords(q.device)
     found = []
-    for axis, (x, table) in enumerate(zip(q, tables, strict=True)):
+    for axis, table in enumerate(tables):
         n, m = queries.size[axis], keys.size[axis]
-        index = place(at[..., axis, None], torch.arange(m, device=x.device), n, m)
+        index = place(at[..., axis, None], torch.arange(m, device=q.device), n, m)
         index = index.clamp(0, table.shape[-2] - 1).unsqueeze(-3)
-        scores = x[..., queries.prefix :, :] @ table.to(x.dtype).mT
+        scores = q[..., queries.prefix :, :] @ table.to(q.dtype).mT
         *axes, places = torch.broadcast_shapes(scores.shape, (*index.shape[:-1], 1))
         placed = scores.expand(*axes, places).gather(-1, index.expand(*axes, -1))
         found.append(F.pad(placed, (0, 0, queries.prefix, 0)))
-    return AxisBias(found[0], found[1], keys)
+    return (AxisBias(found[0], found[1], keys),)
+
+
+def _by_offset(table: Tensor, patches: int, place: Place) -> Tensor:
+    """Rows of a table at all offsets, query − key, on an axis: [..., 2 patches − 1, d]."""
+    offset = torch.arange(1 - patches, patches, device=table.device)
+    at = place(offset.clamp(min=0), (-offset).clamp(min=0), patches, patches)
+    return table.index_select(-2, at.clamp(0, table.shape[-2] - 1))
 
 
 def near(within: Callable[..., Tensor], queries: Grid, keys: Grid, device: torch.device | None = None) -> Tensor:
