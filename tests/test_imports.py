@@ -105,6 +105,7 @@ def test_public_names() -> None:
         "Points",
         "PositionEncoding",
         "Rotation",
+        "Scores",
         "Windows",
         "attention",
         "describe",
