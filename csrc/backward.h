@@ -102,6 +102,7 @@ class Backward {
       weights_[f] = p.logits.is_by_query(f) ? arena.take<float>(GROUP * room(lookup))
                     : p.logits.is_shared(f) ? nullptr
                                             : arena.take<float>(whole(lookup.buckets, TILE) * row_);
+      if (lookup.kind == WF_BY_KEY) key_line_sums_[f] = KeyLineSums(p, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
       value_from_.scores[f] = arena.take<float>(TILE * room(p.values.lookup[f]));
@@ -134,8 +135,10 @@ class Backward {
       read_rows(head.k, a_.k.token, block.first, block.count, a_.features, nullptr, float(a_.scale), plain_k_);
     std::memset(dk_, 0, size_t(whole(block.count, TILE) * features_) * 4);
     std::memset(dv_, 0, size_t(whole(block.count, TILE) * value_features_) * 4);
-    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++)
+    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
+      key_line_sums_[f].start();
       std::memset(weights_[f], 0, size_t(whole(p_.logits.lookup[f].buckets, TILE) * row_) * 4);
+    }
   }
 
   // Sums over queries wait until a group of them is done.
@@ -279,26 +282,16 @@ class Backward {
   }
 
   void spread_by_key(const Lookup &lookup, int64_t f, const Stretches *stretches, const Place &place,
-                     const Block &block, const float *ds) const {
+                     const Block &block, const float *ds) {
     const int64_t with_prefix = place.prefix ? block.count : block.prefix;
     if (lookup.prefix >= 0)
       for (int64_t j = 0; j < with_prefix; j++) weights_[f][lookup.prefix * row_ + j] += ds[j];
     if (place.prefix) return;
     for (int64_t n = 0; n < stretches->count; n++) {
       const Stretch &stretch = stretches->list[n];
-      for (int64_t x = 0; x < p_.width; x += LANES) {
-        const int32_t *at = lookup.run_at + stretch.line[f] * lookup.span + lookup.slice(place.x) + x;
-        const int32_t width = int32_t(smaller(LANES, p_.width - x));
-        for (int32_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
-          const int64_t j = block.prefix + y * p_.width + x;
-          const V v = before_lane(width, load(ds + j));
-          for (int32_t r = at[0]; r < at[1] && lookup.runs[r].lane < width; r++) {
-            float *sums = weights_[f] + lookup.runs[r].bucket * row_ + j;
-            const V from = from_lane(lookup.runs[r].lane, v, V{});
-            store(sums, load(sums) + (r + 1 < at[1] ? before_lane(lookup.runs[r + 1].lane, from) : from));
-          }
-        }
-      }
+      int64_t j = block.prefix + stretch.row * p_.width;
+      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++, j += p_.width)
+        key_line_sums_[f](lookup, ds + j, row_, stretch.line[f], y, place.x, weights_[f] + j);
     }
   }
 
@@ -326,6 +319,8 @@ class Backward {
     }
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
+      for (int64_t y = 0; y < block.rows; y++)
+        key_line_sums_[f].flush(lookup, row_, y, weights_[f] + block.prefix + y * p_.width);
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
         float *grad = p_.logits.given[f]->grad_scores +
@@ -363,6 +358,7 @@ class Backward {
   int64_t features_, value_features_, row_;
   float *value_panels_, *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
   float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [buckets][row], this block's keys
+  KeyLineSums key_line_sums_[MOST_LOOKUPS];
   Sources value_from_;
   float *value_weights_[MOST_LOOKUPS];
 };

@@ -11,6 +11,11 @@
 
 namespace wf::WF_ISA {
 
+// Keys lane, lane + 1, ... up to the next run share a bucket. A run that starts behind the last lane is none.
+struct Run {
+  int32_t lane, bucket;
+};
+
 struct Lookup {
   int64_t kind, buckets, width, prefix, head;  // width: buckets, rounded up; head: 0 if all heads share the table
   int64_t lines, span;   // lines that differ; places in a line
@@ -24,8 +29,8 @@ struct Lookup {
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
   const float *onehot;     // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES buckets
   bool alike;              // lines differ by a constant: one set of `onehot` serves all
-  const int32_t *run_at;   // BY_KEY: [lines][span + 1] -> runs
-  const struct Run *runs;
+  const Run *runs;  // BY_KEY: [lines][span][most_runs]
+  int64_t most_runs;
 
   // Packed tables [1 or heads]
   const float *wide;       // [features, width]
@@ -37,6 +42,8 @@ struct Lookup {
   const int32_t *at(int64_t n, int64_t t) const { return buckets_at + n * stride() + t; }
   const float *onehots(int64_t n, int64_t t) const { return onehot + ((alike ? 0 : n * span) + t) * LANES; }
 
+  const Run *run(int64_t n, int64_t t) const { return runs + (n * span + t) * most_runs; }
+
   // The scores of LANES keys, from place t of line n.
   WF_INLINE V read(const float *scores, int64_t n, int64_t t) const {
     const int32_t least = base[n * span + t];
@@ -46,11 +53,6 @@ struct Lookup {
     for (int i = 0; i < LANES; i++) v[i] = scores[bucket[i]];
     return v;
   }
-};
-
-// Keys lane, lane + 1, ... up to the next run share a bucket.
-struct Run {
-  int32_t lane, bucket;
 };
 
 // How many rows of patches there are, and which offset two of them have.
@@ -134,20 +136,25 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
         }
   }
   if (k.kind == WF_BY_KEY) {
-    auto *run_at = arena.take<int32_t>(k.lines * k.span + 1);
-    auto *runs = arena.take<Run>(k.lines * k.span * LANES);
-    k.run_at = run_at, k.runs = runs;
-    if (!counting) {
-      int32_t count = 0;
-      for (int64_t n = 0; n < k.lines; n++)
-        for (int64_t t = 0; t < k.span; t++) {
-          const int32_t *bucket = k.at(n, t);
-          run_at[n * k.span + t] = count;
-          for (int i = 0; i < LANES; i++)
-            if (!i || bucket[i] != bucket[i - 1]) runs[count++] = {i, bucket[i]};
-        }
-      run_at[k.lines * k.span] = count;
-    }
+    const int64_t lanes = smaller(LANES, a.keys.width);
+    k.most_runs = counting ? LANES : 1;
+    for (int64_t n = 0; !counting && n < k.lines; n++)
+      for (int64_t t = 0; t < k.span; t++) {
+        int64_t count = 1;
+        for (int64_t i = 1; i < lanes; i++) count += k.at(n, t)[i] != k.at(n, t)[i - 1];
+        k.most_runs = larger(k.most_runs, count);
+      }
+    auto *runs = arena.take<Run>(k.lines * k.span * k.most_runs);
+    k.runs = runs;
+    for (int64_t n = 0; !counting && n < k.lines; n++)
+      for (int64_t t = 0; t < k.span; t++) {
+        Run *run = runs + (n * k.span + t) * k.most_runs;
+        const int32_t *bucket = k.at(n, t);
+        int64_t count = 0;
+        for (int32_t i = 0; i < lanes; i++)
+          if (!i || bucket[i] != bucket[i - 1]) run[count++] = {i, bucket[i]};
+        for (; count < k.most_runs; count++) run[count] = {LANES, bucket[lanes - 1]};
+      }
   }
   // Tables.
   const int64_t heads = l.head ? a.heads : 1, features = l.kind == WF_VALUES ? a.value_features : a.features;

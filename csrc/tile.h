@@ -153,11 +153,20 @@ struct Place {
 
 // The scores of LANES keys of a row from place t of their line on.
 WF_INLINE V read_keys(const Lookup &lookup, const float *scores, int64_t keys, int64_t line, int64_t t) {
-  const int32_t *at = lookup.run_at + line * lookup.span + t;
-  const Run *run = lookup.runs + at[0], *end = lookup.runs + at[1];
+  const Run *run = lookup.run(line, t);
   V v = load(scores + run->bucket * keys);
-  while (++run < end) v = from_lane(run->lane, load(scores + run->bucket * keys), v);
+  for (int64_t n = 1; n < lookup.most_runs; n++) v = from_lane(run[n].lane, load(scores + run[n].bucket * keys), v);
   return v;
+}
+
+// The transpose: v, zero in lanes behind the row's end, is added to what its lanes would read.
+WF_INLINE void spread_keys(const Lookup &lookup, V v, int64_t keys, int64_t line, int64_t t, float *sums) {
+  const Run *run = lookup.run(line, t);
+  for (int64_t n = 0; n < lookup.most_runs; n++) {
+    float *at = sums + run[n].bucket * keys;
+    const V rest = from_lane(run[n].lane, v, V{});
+    store(at, load(at) + (n + 1 < lookup.most_runs ? before_lane(run[n + 1].lane, rest) : rest));
+  }
 }
 
 // Where LANES keys of a row start: the last vector ends with the row, if the row is long enough.
@@ -167,6 +176,8 @@ WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) { return width < LAN
 // once for each column of queries. Most rows of queries see what the row before saw.
 class KeyLines {
  public:
+  static constexpr int64_t ROOM = 1 << 18;  // floats; rows too long for it are read anew for each query
+
   KeyLines() = default;
   KeyLines(const Problem &p, Arena &arena) : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows) {
     if (columns_ * whole(width_) * rows_ > ROOM) return;
@@ -187,8 +198,6 @@ class KeyLines {
   }
 
  private:
-  static constexpr int64_t ROOM = 1 << 18;  // floats
-
   void lay(const Lookup &lookup, const float *scores, int64_t keys, int32_t line, int64_t y) {
     lines_[y] = line;
     for (int64_t x = 0; x < columns_; x++)
@@ -199,6 +208,53 @@ class KeyLines {
       }
   }
 
+  int64_t width_, columns_, rows_;
+  bool fits_ = false;
+  int32_t *lines_;
+  float *laid_;
+};
+
+// The transpose of KeyLines: sums over queries in a column, until a row of queries comes that sees another line.
+class KeyLineSums {
+ public:
+  KeyLineSums() = default;
+  KeyLineSums(const Problem &p, Arena &arena) : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows) {
+    if (columns_ * whole(width_) * rows_ > KeyLines::ROOM) return;
+    lines_ = arena.take<int32_t>(rows_);
+    laid_ = arena.take<float>(rows_ * columns_ * whole(width_));
+    fits_ = true;
+  }
+
+  void start() {
+    for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
+  }
+
+  // Adds ds [width], of row y of a block and a query in column x, to `sums` [buckets][keys] of the row's first key.
+  void operator()(const Lookup &lookup, const float *ds, int64_t keys, int32_t line, int64_t y, int64_t x, float *sums) {
+    if (!fits_) {
+      for (int64_t x0 = 0; x0 < width_; x0 += LANES)
+        spread_keys(lookup, before_lane(int32_t(width_ - x0), load(ds + x0)), keys, line, lookup.slice(x) + x0, sums + x0);
+      return;
+    }
+    if (lines_[y] != line) {
+      flush(lookup, keys, y, sums);
+      std::memset(laid_ + y * columns_ * whole(width_), 0, size_t(columns_ * whole(width_)) * 4);
+      lines_[y] = line;
+    }
+    float *laid = laid_ + (y * columns_ + x) * whole(width_);
+    for (int64_t x0 = 0; x0 < width_; x0 += LANES) store(laid + x0, load(laid + x0) + load(ds + x0));
+  }
+
+  void flush(const Lookup &lookup, int64_t keys, int64_t y, float *sums) const {
+    if (!fits_ || lines_[y] < 0) return;
+    for (int64_t x = 0; x < columns_; x++)
+      for (int64_t x0 = 0; x0 < width_; x0 += LANES) {
+        const V v = load(laid_ + (y * columns_ + x) * whole(width_) + x0);
+        spread_keys(lookup, before_lane(int32_t(width_ - x0), v), keys, lines_[y], lookup.slice(x) + x0, sums + x0);
+      }
+  }
+
+ private:
   int64_t width_, columns_, rows_;
   bool fits_ = false;
   int32_t *lines_;
@@ -235,30 +291,55 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
   }
 }
 
+// Reads LANES keys of one query's rows. Where lines differ by a constant, all are read by the same permutation.
+struct Reader {
+  const Lookup *lookup;
+  const float *scores;
+  int64_t t;
+  const int32_t *low;
+  const float *first;  // of line n, read from first + low[n]; null: lines differ by more
+  Vi at;
+
+  Reader(const Lookup &l, const float *s, int64_t place) : lookup(&l), scores(s), t(place), low(l.low), first(nullptr) {
+    if (!l.alike || l.base[t] < 0) return;
+    first = s + l.base[t] - l.low[0];
+    at = load(l.at(0, t)) - all(l.base[t]);
+  }
+  WF_INLINE V operator()(int32_t line) const {
+    return first ? pick(load(first + low[line]), at) : lookup->read(scores, line, t);
+  }
+};
+
 // Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
 // next row overwrites.
 inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x, const Block &block,
                  int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
-  const int64_t shared_end = group.by_query + group.shared;
+  const int64_t by_query = group.by_query, shared_end = by_query + group.shared, count = group.count;
+  const Stretch *const end = stretches.list + stretches.count;
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
-    for (int64_t n = 0; n < stretches.count; n++) {
-      const Stretch &stretch = stretches.list[n];
-      V same{};
-      for (int64_t f = 0; f < group.by_query; f++)
-        same += group.lookup[f].read(from.of_query(group, f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
-      for (int64_t f = group.by_query; f < shared_end; f++)
-        same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
-      int64_t j = block.prefix + stretch.row * width;
-      for (int32_t y = stretch.row; y < stretch.row + stretch.rows; y++, j += width) {
+    const Reader reader(group.lookup[0], from.scores[0] + m * (group.lookup[0].width + LANES), group.lookup[0].slice(x) + x0);
+    for (const Stretch *stretch = stretches.list; stretch < end; stretch++) {
+      V same = by_query ? reader(stretch->line[0]) : V{};
+      for (int64_t f = 1; f < by_query; f++)
+        same += group.lookup[f].read(from.of_query(group, f, m), stretch->line[f], group.lookup[f].slice(x) + x0);
+      for (int64_t f = by_query; f < shared_end; f++)
+        same += load(from.scores[f] + stretch->line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
+      int64_t j = block.prefix + stretch->row * width;
+      const int64_t j_end = j + stretch->rows * width;
+      if (shared_end == count) {
+        for (; j < j_end; j += width) store(s + j + x0, same);
+        continue;
+      }
+      for (int64_t y = stretch->row; j < j_end; j += width, y++) {
         V v = same;
-        for (int64_t f = shared_end; f < group.count; f++) {
+        for (int64_t f = shared_end; f < count; f++) {
           const Lookup &lookup = group.lookup[f];
           if (from.key_lines[f].fit())
-            v += load(from.key_lines[f](lookup, from.scores[f] + j, from.keys, stretch.line[f], y, x) + x0);
+            v += load(from.key_lines[f](lookup, from.scores[f] + j, from.keys, stretch->line[f], y, x) + x0);
           else
-            v += read_keys(lookup, from.scores[f] + j + x0, from.keys, stretch.line[f], lookup.slice(x) + x0);
+            v += read_keys(lookup, from.scores[f] + j + x0, from.keys, stretch->line[f], lookup.slice(x) + x0);
         }
         store(s + j + x0, v);
       }

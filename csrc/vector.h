@@ -20,8 +20,8 @@ constexpr int LANES = 4;
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t Vi __attribute__((vector_size(4 * LANES)));
-typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t UnalignedInts __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t UnalignedInts __attribute__((vector_size(4 * LANES), aligned(4)));
 
 WF_INLINE V load(const float *p) { return *reinterpret_cast<const Unaligned *>(p); }
 WF_INLINE Vi load(const int32_t *p) { return *reinterpret_cast<const UnalignedInts *>(p); }
