@@ -99,14 +99,14 @@ class Backward {
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      weights_[f] = p.logits.is_by_query(f) ? arena.take<float>(GROUP * room(lookup))
+      weights_[f] = p.logits.is_by_query(f) ? arena.take<float>(GROUP * lookup.room())
                     : p.logits.is_shared(f) ? nullptr
-                                            : arena.take<float>(whole(lookup.buckets, TILE) * row_);
+                                            : arena.take<float>(keys * lookup.room());
       if (lookup.kind == WF_BY_KEY) key_line_sums_[f] = KeyLineSums(p, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
-      value_from_.scores[f] = arena.take<float>(TILE * room(p.values.lookup[f]));
-      value_weights_[f] = arena.take<float>(GROUP * room(p.values.lookup[f]));
+      value_from_.scores[f] = arena.take<float>(TILE * p.values.lookup[f].room());
+      value_weights_[f] = arena.take<float>(GROUP * p.values.lookup[f].room());
     }
   }
 
@@ -123,7 +123,6 @@ class Backward {
   TableGrads logit_tables, value_tables;
 
  private:
-  static int64_t room(const Lookup &lookup) { return lookup.width + LANES; }
   bool plain_keys_differ() const { return a_.pairs && p_.logits.count > p_.logits.by_query + p_.logits.shared; }
   bool keeps_sums() const { return sizeof(T) < 4 && p_.blocks > 1; }
 
@@ -136,8 +135,8 @@ class Backward {
     std::memset(dk_, 0, size_t(whole(block.count, TILE) * features_) * 4);
     std::memset(dv_, 0, size_t(whole(block.count, TILE) * value_features_) * 4);
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
-      key_line_sums_[f].start();
-      std::memset(weights_[f], 0, size_t(whole(p_.logits.lookup[f].buckets, TILE) * row_) * 4);
+      key_line_sums_[f].forget();
+      std::memset(weights_[f], 0, size_t(whole(block.count, TILE) * p_.logits.lookup[f].room()) * 4);
     }
   }
 
@@ -145,9 +144,9 @@ class Backward {
   void group(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
     read_group(head, i, count);
     for (int64_t f = 0; f < p_.logits.by_query; f++)
-      std::memset(weights_[f], 0, size_t(GROUP * room(p_.logits.lookup[f])) * 4);
+      std::memset(weights_[f], 0, size_t(GROUP * p_.logits.lookup[f].room()) * 4);
     for (int64_t f = 0; f < p_.values.count; f++)
-      std::memset(value_weights_[f], 0, size_t(GROUP * room(p_.values.lookup[f])) * 4);
+      std::memset(value_weights_[f], 0, size_t(GROUP * p_.values.lookup[f].room()) * 4);
     for (int64_t m = 0; m < count; m += TILE) tile(head, i, m, smaller(TILE, count - m), block);
     for (int64_t j = 0; j < block.count; j += TILE) {
       product<ADD, COLUMNS>(s_ + j, row_, g_, value_features_, dv_ + j * value_features_, value_features_, count, value_features_);
@@ -164,7 +163,7 @@ class Backward {
                         float *sums) {
     if (!sums) return;
     for (int64_t n = 0; n < lookup.buckets; n += TILE)
-      product<ADD, COLUMNS>(weights + n, room(lookup), rows, features, sums + n * features, features, count, features);
+      product<ADD, COLUMNS>(weights + n, lookup.room(), rows, features, sums + n * features, features, count, features);
   }
 
   void read_group(const Head<T> &head, int64_t i, int64_t count) {
@@ -210,7 +209,7 @@ class Backward {
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);
       value_sums_(f, value_view_.stretches, logits_.place, count, block, s, row_, low, high, true,
-                  value_weights_[f] + m * room(p_.values.lookup[f]), room(p_.values.lookup[f]));
+                  value_weights_[f] + m * p_.values.lookup[f].room(), p_.values.lookup[f].room());
     }
   }
 
@@ -239,22 +238,22 @@ class Backward {
     for (int64_t f = 0; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
       if (p_.logits.is_by_query(f)) {
-        float *weights = weights_[f] + m * room(lookup);
+        float *weights = weights_[f] + m * lookup.room();
         int32_t low, high;
         logits_.view.buckets(f, count, &low, &high);
         // A prefix query's term is the same for all keys: softmax does not see it, its gradient is zero.
         logit_sums_(f, logits_.view.stretches, logits_.place, count, block, ds, row_, low, high, false, weights,
-                    room(lookup));
+                    lookup.room());
         if (!lookup.given)
-          add_rows(lookup, head.h, weights, room(lookup), count, low, high, dq_, features_);
+          add_rows(lookup, head.h, weights, lookup.room(), count, low, high, dq_, features_);
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
             float *grad = p_.logits.given[f]->grad_scores +
                           ((head.b * a_.heads + head.h) * p_.queries + i + m + n) * lookup.buckets;
             if (block.index)
-              write_row<ADD>(weights + n * room(lookup), lookup.buckets, 1, grad);
+              write_row<ADD>(weights + n * lookup.room(), lookup.buckets, 1, grad);
             else
-              write_row<SET>(weights + n * room(lookup), lookup.buckets, 1, grad);
+              write_row<SET>(weights + n * lookup.room(), lookup.buckets, 1, grad);
           }
         continue;
       }
@@ -283,16 +282,10 @@ class Backward {
 
   void spread_by_key(const Lookup &lookup, int64_t f, const Stretches *stretches, const Place &place,
                      const Block &block, const float *ds) {
-    const int64_t with_prefix = place.prefix ? block.count : block.prefix;
-    if (lookup.prefix >= 0)
-      for (int64_t j = 0; j < with_prefix; j++) weights_[f][lookup.prefix * row_ + j] += ds[j];
-    if (place.prefix) return;
-    for (int64_t n = 0; n < stretches->count; n++) {
-      const Stretch &stretch = stretches->list[n];
-      int64_t j = block.prefix + stretch.row * p_.width;
-      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++, j += p_.width)
-        key_line_sums_[f](lookup, ds + j, row_, stretch.line[f], y, place.x, weights_[f] + j);
-    }
+    const int64_t room = lookup.room(), with_prefix = place.prefix ? block.count : block.prefix;
+    for (int64_t j = 0; lookup.prefix >= 0 && j < with_prefix; j++) weights_[f][j * room + lookup.prefix] += ds[j];
+    if (!place.prefix)
+      key_line_sums_[f](lookup, f, *stretches, place.x, ds + block.prefix, weights_[f] + block.prefix * room, room);
   }
 
   void write_queries(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
@@ -319,22 +312,19 @@ class Backward {
     }
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
-      for (int64_t y = 0; y < block.rows; y++)
-        key_line_sums_[f].flush(lookup, row_, y, weights_[f] + block.prefix + y * p_.width);
+      key_line_sums_[f].flush(lookup, weights_[f] + block.prefix * lookup.room(), lookup.room());
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
         float *grad = p_.logits.given[f]->grad_scores +
                       ((head.b * a_.heads + head.h) * p_.keys + block.first) * lookup.buckets;
         for (int64_t j = 0; j < block.count; j++)
-          for (int64_t n = 0; n < lookup.buckets; n++) grad[j * lookup.buckets + n] = weights_[f][n * row_ + j];
+          write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
         continue;
       }
       const float *table = lookup.tall + head.h * lookup.tall_head;
       for (int64_t j = 0; j < block.count; j += TILE)
-        product<ADD, COLUMNS>(weights_[f] + j, row_, table, features_, dk_ + j * features_, features_, lookup.buckets, features_);
-      if (float *sums = logit_tables(f, head.h))
-        for (int64_t n = 0; n < lookup.buckets; n += TILE)
-          product<ADD>(weights_[f] + n * row_, row_, plain_k_, features_, sums + n * features_, features_, block.count, features_);
+        product<ADD>(weights_[f] + j * lookup.room(), lookup.room(), table, features_, dk_ + j * features_, features_, lookup.buckets, features_);
+      add_table(lookup, weights_[f], plain_k_, features_, block.count, logit_tables(f, head.h));
     }
     for (int64_t j = 0; j < block.count; j++) {
       const float *dk = dk_ + j * features_, *dv = dv_ + j * value_features_;
@@ -357,7 +347,7 @@ class Backward {
   View value_view_;
   int64_t features_, value_features_, row_;
   float *value_panels_, *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
-  float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [buckets][row], this block's keys
+  float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [keys of the block][room]
   KeyLineSums key_line_sums_[MOST_LOOKUPS];
   Sources value_from_;
   float *value_weights_[MOST_LOOKUPS];

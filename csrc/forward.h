@@ -33,7 +33,7 @@ inline float dot(const float *a, const float *b, int64_t n) {
 // scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's. x has TILE rows.
 inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
                        int32_t low, int32_t high, bool with_prefix, float *scores) {
-  const int64_t room = lookup.width + LANES;
+  const int64_t room = lookup.room();
   if (low <= high)
     product<SET>(x, row, lookup.wide + head * lookup.wide_head + low, lookup.width, scores + low, room, features,
                  high - low + 1);
@@ -49,7 +49,7 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  float *panels, *plain_panels;   // keys · scale, turned and not, transposed
+  float *panels;                  // keys · scale, turned, transposed
   Sources from;
   float *plain, *turned;          // queries · log2(e): [TILE][features]
   View view;
@@ -57,17 +57,14 @@ struct Logits {
 
   Logits(const Problem &p, Arena &arena)
       : p(p), a(p.a), row(whole(p.most_keys()) + 2 * LANES), features(whole(a.features)), find(p, p.logits, arena) {
-    const int64_t room = whole(p.most_keys(), PANEL) * a.features;
-    panels = arena.take<float>(room);
-    plain_panels = a.pairs && p.logits.count > p.logits.by_query + p.logits.shared ? arena.take<float>(room) : panels;
+    panels = arena.take<float>(whole(p.most_keys(), PANEL) * a.features);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.width + LANES)
+      from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.room())
                                     : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
-                                                            : whole(lookup.buckets, TILE) * row);
+                                                            : whole(p.most_keys(), TILE) * lookup.room());
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
-    from.keys = row;
     plain = arena.take<float>(TILE * features);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
   }
@@ -85,27 +82,20 @@ struct Logits {
 
   void start_block(const Head<T> &head, const Block &block) {
     read_transposed(head.k, a.k.token, block.first, block.count, a.features, &head.turn_k, float(a.scale), panels);
-    if (plain_panels != panels)
-      read_transposed(head.k, a.k.token, block.first, block.count, a.features, nullptr, float(a.scale), plain_panels);
     for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       from.key_lines[f].forget();
-      if (lookup.given) {
-        const float *given = p.logits.given[f]->scores + (head.b * a.heads + head.h) * p.keys * lookup.buckets;
-        for (int64_t n = 0; n < lookup.buckets; n++)
-          for (int64_t j = 0; j < block.count; j++)
-            from.scores[f][n * row + j] = given[(block.first + j) * lookup.buckets + n] * LOG2E;
-        continue;
-      }
-      const float *tall = lookup.tall + head.h * lookup.tall_head;
-      for (int64_t n = 0; n < lookup.buckets; n += TILE)
-        product_panels<SET>(tall + n * features, features, plain_panels, from.scores[f] + n * row, row, a.features, block.count);
-      const float factor = LOG2E / float(a.scale);
-      for (int64_t n = 0; n < lookup.buckets; n++)
-        for (int64_t j = 0; j < block.count; j += LANES) {
-          float *s = from.scores[f] + n * row + j;
-          store(s, load(s) * factor);
+      for (int64_t j = 0; j < block.count; j += TILE) {
+        const int64_t count = smaller(TILE, block.count - j);
+        float *scores = from.scores[f] + j * lookup.room();
+        if (lookup.given) {
+          read_given(head, f, p.keys, block.first + j, count, scores);
+          continue;
         }
+        read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
+        product<SET>(plain, features, lookup.wide + head.h * lookup.wide_head, lookup.width, scores, lookup.room(),
+                     a.features, lookup.buckets);
+      }
     }
   }
 
@@ -143,15 +133,17 @@ struct Logits {
 
   void read_scores(const Head<T> &head, int64_t f, int64_t i, int64_t count, const Block &block) {
     const Lookup &lookup = p.logits.lookup[f];
-    const int64_t room = lookup.width + LANES;
-    if (lookup.given) {
-      const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * p.queries + i) * lookup.buckets;
-      for (int64_t m = 0; m < count; m++) read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, from.scores[f] + m * room);
-      return;
-    }
+    if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
     int32_t low, high;
     view.buckets(f, count, &low, &high);
     read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, from.scores[f]);
+  }
+
+  void read_given(const Head<T> &head, int64_t f, int64_t tokens, int64_t first, int64_t count, float *scores) const {
+    const Lookup &lookup = p.logits.lookup[f];
+    const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * tokens + first) * lookup.buckets;
+    for (int64_t m = 0; m < count; m++)
+      read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores + m * lookup.room());
   }
 
   void mask(const Head<T> &head, int64_t i, const Block &block, float *s) const {
@@ -203,7 +195,7 @@ class Forward {
     top_ = arena.take<float>(p.queries), total_ = arena.take<float>(p.queries);
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
     for (int64_t f = 0; f < p.values.count; f++)
-      weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].width + LANES));
+      weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].room()));
   }
 
   // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.
@@ -260,7 +252,7 @@ class Forward {
     if (!p_.values) return;
     view_.look(find_, logits_.place, count, block);
     for (int64_t f = 0; f < p_.values.count; f++) {
-      const int64_t room = p_.values.lookup[f].width + LANES;
+      const int64_t room = p_.values.lookup[f].room();
       int32_t low, high;
       view_.buckets(f, count, &low, &high);
       bucket_sums_(f, view_.stretches, logits_.place, count, block, s_, logits_.row, low, high, true, weights_[f], room);

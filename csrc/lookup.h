@@ -1,7 +1,7 @@
 // Buckets along lines of keys.
 //
 // A query at (y, x) and the keys of one row y' see buckets map[y - y'][x - x'], x' = 0, 1, ...: a slice of one line of
-// the map. Lines that hold the same buckets are one line: the product mapping of iRPE has seven, however large the
+// the map, in which t counts x' - x. (A key that reads sees a row of queries in the same way.) Lines that hold the same buckets are one line: the product mapping of iRPE has seven, however large the
 // image. Along a line, buckets change slowly, so LANES neighbours lie within LANES buckets and are read by one
 // permutation; the sums of weights over buckets are the transpose of that reading.
 #pragma once
@@ -10,11 +10,6 @@
 #include "whereformer.h"
 
 namespace wf::WF_ISA {
-
-// Keys lane, lane + 1, ... up to the next run share a bucket. A run that starts behind the last lane is none.
-struct Run {
-  int32_t lane, bucket;
-};
 
 struct Lookup {
   int64_t kind, buckets, width, prefix, head;  // width: buckets, rounded up; head: 0 if all heads share the table
@@ -29,22 +24,19 @@ struct Lookup {
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
   const float *onehot;     // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES buckets
   bool alike;              // lines differ by a constant: one set of `onehot` serves all
-  const Run *runs;  // BY_KEY: [lines][span][most_runs]
-  int64_t most_runs;
 
   // Packed tables [1 or heads]
   const float *wide;       // [features, width]
   const float *tall;       // [whole(buckets, TILE), whole(features)]
   int64_t wide_head, tall_head;
 
+  int64_t room() const { return width + LANES; }  // for scores of, or weights on, all buckets
   int64_t stride() const { return span + LANES; }
   int64_t slice(int64_t x) const { return start + step * x; }
   const int32_t *at(int64_t n, int64_t t) const { return buckets_at + n * stride() + t; }
   const float *onehots(int64_t n, int64_t t) const { return onehot + ((alike ? 0 : n * span) + t) * LANES; }
 
-  const Run *run(int64_t n, int64_t t) const { return runs + (n * span + t) * most_runs; }
-
-  // The scores of LANES keys, from place t of line n.
+  // `scores` of one token, for LANES others, from place t of line n on.
   WF_INLINE V read(const float *scores, int64_t n, int64_t t) const {
     const int32_t least = base[n * span + t];
     const int32_t *bucket = at(n, t);
@@ -84,7 +76,8 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
   k.given = l.kind != WF_SHARED && !l.table;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
   k.step = l.absolute ? 0 : -1;
-  k.start = l.absolute ? 0 : a.queries.width - 1;
+  k.start = l.absolute ? 0 : (l.kind == WF_BY_KEY ? a.keys.width : a.queries.width) - 1;
+  const bool forward = l.absolute || bool(l.mirrored) != (l.kind == WF_BY_KEY);  // whether the map counts as t does
   const int64_t most = offsets.count();  // of lines
   auto *line = arena.take<int32_t>(most);
   auto *buckets_at = arena.take<int32_t>(most * k.stride());
@@ -94,8 +87,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
   if (!counting) {
     for (int64_t r = 0; r < most; r++) {
       int32_t *fresh = buckets_at + k.lines * k.stride();
-      for (int64_t t = 0; t < k.span; t++)  // t counts x' - x; the map of query − key counts the other way
-        fresh[t] = l.map[r * k.span + (l.absolute || l.mirrored ? t : k.span - 1 - t)];
+      for (int64_t t = 0; t < k.span; t++) fresh[t] = l.map[r * k.span + (forward ? t : k.span - 1 - t)];
       for (int i = 0; i < LANES; i++) fresh[k.span + i] = fresh[k.span - 1];
       const auto same_as = [&](int64_t n) {
         return n >= 0 && !std::memcmp(buckets_at + n * k.stride(), fresh, size_t(k.stride()) * 4);
@@ -134,27 +126,6 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
           for (int i = 0; i < LANES; i++) row[i] = 0;
           row[buckets_at[n * k.stride() + t] - low[n]] = 1;
         }
-  }
-  if (k.kind == WF_BY_KEY) {
-    const int64_t lanes = smaller(LANES, a.keys.width);
-    k.most_runs = counting ? LANES : 1;
-    for (int64_t n = 0; !counting && n < k.lines; n++)
-      for (int64_t t = 0; t < k.span; t++) {
-        int64_t count = 1;
-        for (int64_t i = 1; i < lanes; i++) count += k.at(n, t)[i] != k.at(n, t)[i - 1];
-        k.most_runs = larger(k.most_runs, count);
-      }
-    auto *runs = arena.take<Run>(k.lines * k.span * k.most_runs);
-    k.runs = runs;
-    for (int64_t n = 0; !counting && n < k.lines; n++)
-      for (int64_t t = 0; t < k.span; t++) {
-        Run *run = runs + (n * k.span + t) * k.most_runs;
-        const int32_t *bucket = k.at(n, t);
-        int64_t count = 0;
-        for (int32_t i = 0; i < lanes; i++)
-          if (!i || bucket[i] != bucket[i - 1]) run[count++] = {i, bucket[i]};
-        for (; count < k.most_runs; count++) run[count] = {LANES, bucket[lanes - 1]};
-      }
   }
   // Tables.
   const int64_t heads = l.head ? a.heads : 1, features = l.kind == WF_VALUES ? a.value_features : a.features;

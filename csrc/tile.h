@@ -151,64 +151,61 @@ struct Place {
 
 // ---- One query's row of logits before q·k: the sum of a group's lookups.
 
-// The scores of LANES keys of a row from place t of their line on.
-WF_INLINE V read_keys(const Lookup &lookup, const float *scores, int64_t keys, int64_t line, int64_t t) {
-  const Run *run = lookup.run(line, t);
-  V v = load(scores + run->bucket * keys);
-  for (int64_t n = 1; n < lookup.most_runs; n++) v = from_lane(run[n].lane, load(scores + run[n].bucket * keys), v);
-  return v;
-}
-
-// The transpose: v, zero in lanes behind the row's end, is added to what its lanes would read.
-WF_INLINE void spread_keys(const Lookup &lookup, V v, int64_t keys, int64_t line, int64_t t, float *sums) {
-  const Run *run = lookup.run(line, t);
-  for (int64_t n = 0; n < lookup.most_runs; n++) {
-    float *at = sums + run[n].bucket * keys;
-    const V rest = from_lane(run[n].lane, v, V{});
-    store(at, load(at) + (n + 1 < lookup.most_runs ? before_lane(run[n + 1].lane, rest) : rest));
-  }
-}
-
 // Where LANES keys of a row start: the last vector ends with the row, if the row is long enough.
 WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) { return width < LANES ? 0 : smaller(chunk, width - LANES); }
 
-// What keys say, laid out as queries see it: for each row of keys the line that the present row of queries sees, read
-// once for each column of queries. Most rows of queries see what the row before saw.
+// What keys say, laid out as queries see it: for each row of keys, the line that the present row of queries sees, for
+// each column of queries. Most rows of queries see what the row before saw.
 class KeyLines {
  public:
-  static constexpr int64_t ROOM = 1 << 18;  // floats; rows too long for it are read anew for each query
+  static constexpr int64_t ROOM = 1 << 18;  // floats; longer rows are read anew for each query
 
   KeyLines() = default;
-  KeyLines(const Problem &p, Arena &arena) : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows) {
-    if (columns_ * whole(width_) * rows_ > ROOM) return;
+  KeyLines(const Problem &p, Arena &arena)
+      : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows), room_(whole(p.width)) {
+    if (columns_ * room_ * rows_ > ROOM) return;
     lines_ = arena.take<int32_t>(rows_);
-    laid_ = arena.take<float>(rows_ * columns_ * whole(width_));
+    laid_ = arena.take<float>(rows_ * whole(columns_) * room_);
     fits_ = true;
   }
 
   bool fit() const { return fits_; }
   void forget() {
+    row_ = -1;
     for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
   }
 
-  // The scores [width] of row y of a block, for queries in column x. `scores` are those of the row's first key.
-  const float *operator()(const Lookup &lookup, const float *scores, int64_t keys, int32_t line, int64_t y, int64_t x) {
-    if (lines_[y] != line) lay(lookup, scores, keys, line, y);
-    return laid_ + (y * columns_ + x) * whole(width_);
+  // Keys' scores are [keys][stride], from the block's first patch on.
+  void show(const Lookup &lookup, int64_t f, const Stretches &stretches, const float *scores, int64_t stride) {
+    if (!fits_ || row_ == stretches.row) return;
+    row_ = stretches.row;
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++)
+        if (lines_[y] != stretch.line[f]) lay(lookup, scores + y * width_ * stride, stride, stretch.line[f], y);
+    }
   }
 
+  // The scores [width] of row y for queries in column x, and how far it is to those of the next row.
+  const float *at(int64_t y, int64_t x) const { return laid_ + (y * whole(columns_) + x) * room_; }
+  int64_t step() const { return whole(columns_) * room_; }
+
  private:
-  void lay(const Lookup &lookup, const float *scores, int64_t keys, int32_t line, int64_t y) {
+  void lay(const Lookup &lookup, const float *scores, int64_t stride, int32_t line, int64_t y) {
     lines_[y] = line;
-    for (int64_t x = 0; x < columns_; x++)
-      for (int64_t chunk = 0; chunk < width_; chunk += LANES) {
-        const int64_t x0 = chunk_start(chunk, width_);
-        store(laid_ + (y * columns_ + x) * whole(width_) + x0,
-              read_keys(lookup, scores + x0, keys, line, lookup.slice(x) + x0));
+    float *to = laid_ + y * step();
+    for (int64_t k = 0; k < width_; k += LANES)
+      for (int64_t q = 0; q < columns_; q += LANES) {
+        V square[LANES] = {};
+        const int64_t count = smaller(LANES, width_ - k);
+        for (int64_t n = 0; n < count; n++)
+          square[n] = lookup.read(scores + (k + n) * stride, line, lookup.slice(k + n) + q);
+        transpose(square);
+        for (int64_t n = 0; n < LANES; n++) store(to + (q + n) * room_ + k, square[n]);
       }
   }
 
-  int64_t width_, columns_, rows_;
+  int64_t width_, columns_, rows_, room_, row_ = -1;
   bool fits_ = false;
   int32_t *lines_;
   float *laid_;
@@ -218,59 +215,95 @@ class KeyLines {
 class KeyLineSums {
  public:
   KeyLineSums() = default;
-  KeyLineSums(const Problem &p, Arena &arena) : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows) {
-    if (columns_ * whole(width_) * rows_ > KeyLines::ROOM) return;
+  KeyLineSums(const Problem &p, Arena &arena)
+      : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows), room_(whole(p.width)) {
+    if (columns_ * room_ * rows_ > KeyLines::ROOM) return;
     lines_ = arena.take<int32_t>(rows_);
-    laid_ = arena.take<float>(rows_ * columns_ * whole(width_));
+    sums_ = arena.take<float>(rows_ * whole(columns_) * room_);
+    of_keys_ = arena.take<float>(LANES * whole(columns_));
     fits_ = true;
   }
 
-  void start() {
+  void forget() {
     for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
   }
 
-  // Adds ds [width], of row y of a block and a query in column x, to `sums` [buckets][keys] of the row's first key.
-  void operator()(const Lookup &lookup, const float *ds, int64_t keys, int32_t line, int64_t y, int64_t x, float *sums) {
-    if (!fits_) {
-      for (int64_t x0 = 0; x0 < width_; x0 += LANES)
-        spread_keys(lookup, before_lane(int32_t(width_ - x0), load(ds + x0)), keys, line, lookup.slice(x) + x0, sums + x0);
-      return;
+  // Adds ds, of a query in column x, to weights [keys][stride]; both from the block's first patch on.
+  void operator()(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, const float *ds, float *weights,
+                  int64_t stride) {
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      const int32_t line = stretch.line[f];
+      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
+        if (!fits_) {
+          for (int64_t k = y * width_; k < (y + 1) * width_; k++)
+            weights[k * stride + *lookup.at(line, lookup.slice(k - y * width_) + x)] += ds[k];
+          continue;
+        }
+        float *sums = sums_ + y * whole(columns_) * room_;
+        if (lines_[y] != line) {
+          flush(lookup, y, weights, stride);
+          std::memset(sums, 0, size_t(whole(columns_) * room_) * 4);
+          lines_[y] = line;
+        }
+        for (int64_t k = 0; k < width_; k += LANES) {
+          float *at = sums + x * room_ + k;
+          store(at, load(at) + load(ds + y * width_ + k));
+        }
+      }
     }
-    if (lines_[y] != line) {
-      flush(lookup, keys, y, sums);
-      std::memset(laid_ + y * columns_ * whole(width_), 0, size_t(columns_ * whole(width_)) * 4);
-      lines_[y] = line;
-    }
-    float *laid = laid_ + (y * columns_ + x) * whole(width_);
-    for (int64_t x0 = 0; x0 < width_; x0 += LANES) store(laid + x0, load(laid + x0) + load(ds + x0));
   }
 
-  void flush(const Lookup &lookup, int64_t keys, int64_t y, float *sums) const {
-    if (!fits_ || lines_[y] < 0) return;
-    for (int64_t x = 0; x < columns_; x++)
-      for (int64_t x0 = 0; x0 < width_; x0 += LANES) {
-        const V v = load(laid_ + (y * columns_ + x) * whole(width_) + x0);
-        spread_keys(lookup, before_lane(int32_t(width_ - x0), v), keys, lines_[y], lookup.slice(x) + x0, sums + x0);
-      }
+  void flush(const Lookup &lookup, float *weights, int64_t stride) {
+    for (int64_t y = 0; fits_ && y < rows_; y++) flush(lookup, y, weights, stride);
   }
 
  private:
-  int64_t width_, columns_, rows_;
+  void flush(const Lookup &lookup, int64_t y, float *weights, int64_t stride) const {
+    const int32_t line = lines_[y];
+    if (line < 0) return;
+    const float *sums = sums_ + y * whole(columns_) * room_;
+    for (int64_t k = 0; k < width_; k += LANES) {
+      for (int64_t q = 0; q < columns_; q += LANES) {
+        V square[LANES];
+        for (int64_t n = 0; n < LANES; n++) square[n] = load(sums + (q + n) * room_ + k);
+        transpose(square);
+        for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
+      }
+      for (int64_t n = 0; n < smaller(LANES, width_ - k); n++)
+        sum_line(lookup, line, lookup.slice(k + n), of_keys_ + n * whole(columns_), weights + (y * width_ + k + n) * stride);
+    }
+  }
+
+  void sum_line(const Lookup &lookup, int32_t line, int64_t t, const float *sums, float *weights) const {
+    if (!lookup.onehot) {
+      for (int64_t q = 0; q < columns_; q++) weights[*lookup.at(line, t + q)] += sums[q];
+      return;
+    }
+    const float *onehot = lookup.onehots(line, t);
+    V even{}, odd{};
+    for (int64_t q = 0; q + 1 < columns_; q += 2) {
+      even += load(onehot + q * LANES) * sums[q];
+      odd += load(onehot + (q + 1) * LANES) * sums[q + 1];
+    }
+    if (columns_ % 2) even += load(onehot + (columns_ - 1) * LANES) * sums[columns_ - 1];
+    float *at = weights + lookup.low[line];
+    store(at, load(at) + even + odd);
+  }
+
+  int64_t width_, columns_, rows_, room_;
   bool fits_ = false;
   int32_t *lines_;
-  float *laid_;
+  float *sums_, *of_keys_;
 };
 
 // Where a group finds what it adds.
 struct Sources {
-  float *scores[MOST_LOOKUPS];  // by query: [TILE][width + LANES]. Shared: [lines][stride], then that of prefix tokens.
-                                // By key: [buckets][keys]
-  int64_t keys;                 // stride of those by key
+  float *scores[MOST_LOOKUPS];  // by query: [TILE][room]. Shared: [lines][stride], then that of prefix tokens.
+                                // By key: [keys of the block][room]
   KeyLines key_lines[MOST_LOOKUPS];
 
-  const float *of_query(const Group &group, int64_t f, int64_t m) const {
-    return scores[f] + m * (group.lookup[f].width + LANES);
-  }
+  const float *of_token(const Group &group, int64_t f, int64_t n) const { return scores[f] + n * group.lookup[f].room(); }
 };
 
 // Of pairs with a prefix token: the same for all keys, but for lookups by key.
@@ -280,14 +313,12 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
   for (int64_t f = 0; f < group.by_query + group.shared; f++) {
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
-    same += group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_query(group, f, m)[lookup.prefix];
+    same += group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(group, f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
     const Lookup &lookup = group.lookup[f];
-    if (lookup.prefix < 0) continue;
-    const float *scores = from.scores[f] + lookup.prefix * from.keys;
-    for (int64_t j = 0; j < count; j++) s[j] += scores[j];
+    for (int64_t j = 0; lookup.prefix >= 0 && j < count; j++) s[j] += from.of_token(group, f, j)[lookup.prefix];
   }
 }
 
@@ -310,38 +341,53 @@ struct Reader {
   }
 };
 
+// What LANES keys of row y of the block say to a query in column x.
+inline V read_by_keys(const Group &group, const Sources &from, const Stretch &stretch, int64_t y, int64_t x, int64_t x0,
+                      const Block &block, int64_t width) {
+  V v{};
+  for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
+    const Lookup &lookup = group.lookup[f];
+    if (from.key_lines[f].fit()) {
+      v += load(from.key_lines[f].at(y, x) + x0);
+      continue;
+    }
+    const float *scores = from.of_token(group, f, block.prefix + y * width + x0);
+    for (int64_t n = 0; n < smaller(LANES, width - x0); n++)
+      v[n] += scores[n * lookup.room() + *lookup.at(stretch.line[f], lookup.slice(x0 + n) + x)];
+  }
+  return v;
+}
+
 // Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
 // next row overwrites.
 inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x, const Block &block,
                  int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
+  s += block.prefix;
   const int64_t by_query = group.by_query, shared_end = by_query + group.shared, count = group.count;
+  for (int64_t f = shared_end; f < count; f++)
+    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix), group.lookup[f].room());
+  const bool one_by_key = count - shared_end == 1 && from.key_lines[shared_end].fit();
   const Stretch *const end = stretches.list + stretches.count;
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
-    const Reader reader(group.lookup[0], from.scores[0] + m * (group.lookup[0].width + LANES), group.lookup[0].slice(x) + x0);
+    const Reader reader(group.lookup[0], from.of_token(group, 0, m), group.lookup[0].slice(x) + x0);
     for (const Stretch *stretch = stretches.list; stretch < end; stretch++) {
       V same = by_query ? reader(stretch->line[0]) : V{};
       for (int64_t f = 1; f < by_query; f++)
-        same += group.lookup[f].read(from.of_query(group, f, m), stretch->line[f], group.lookup[f].slice(x) + x0);
+        same += group.lookup[f].read(from.of_token(group, f, m), stretch->line[f], group.lookup[f].slice(x) + x0);
       for (int64_t f = by_query; f < shared_end; f++)
         same += load(from.scores[f] + stretch->line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
-      int64_t j = block.prefix + stretch->row * width;
-      const int64_t j_end = j + stretch->rows * width;
+      float *row = s + stretch->row * width + x0, *const row_end = row + stretch->rows * width;
       if (shared_end == count) {
-        for (; j < j_end; j += width) store(s + j + x0, same);
-        continue;
-      }
-      for (int64_t y = stretch->row; j < j_end; j += width, y++) {
-        V v = same;
-        for (int64_t f = shared_end; f < count; f++) {
-          const Lookup &lookup = group.lookup[f];
-          if (from.key_lines[f].fit())
-            v += load(from.key_lines[f](lookup, from.scores[f] + j, from.keys, stretch->line[f], y, x) + x0);
-          else
-            v += read_keys(lookup, from.scores[f] + j + x0, from.keys, stretch->line[f], lookup.slice(x) + x0);
-        }
-        store(s + j + x0, v);
+        for (; row < row_end; row += width) store(row, same);
+      } else if (one_by_key) {
+        const float *laid = from.key_lines[shared_end].at(stretch->row, x) + x0;
+        const int64_t step = from.key_lines[shared_end].step();
+        for (; row < row_end; row += width, laid += step) store(row, same + load(laid));
+      } else {
+        for (int64_t y = stretch->row; row < row_end; row += width, y++)
+          store(row, same + read_by_keys(group, from, *stretch, y, x, x0, block, width));
       }
     }
   }
