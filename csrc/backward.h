@@ -228,7 +228,7 @@ class Backward {
       if (logits_.place[n].prefix)
         fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.block_rows, p_.width, ds + n * row_);
     }
     product_panels<ADD>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
   }

@@ -108,7 +108,7 @@ struct Logits {
         if (place[m].prefix)
           fill_prefix(p.logits, from, m, block.count, s + m * row);
         else
-          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
+          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.block_rows, p.width, s + m * row);
       }
       product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
     } else {

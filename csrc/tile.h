@@ -27,6 +27,9 @@ struct Stretches {
   int32_t low[MOST_LOOKUPS], high[MOST_LOOKUPS];  // buckets in use
   int8_t order[MOST_LOOKUPS];  // 1, −1: buckets of one stretch follow (precede) those of the stretch before; 0: neither
   Stretch *list;
+  int32_t *offsets;  // [lookups][rows of the block]: where a row's line starts: its smallest bucket, or place if shared
+
+  const int32_t *offset(int64_t f, int64_t rows) const { return offsets + f * rows; }
 };
 
 // Lookups that are read together: those of the logits, or those of the values.
@@ -85,7 +88,11 @@ class StretchFinder {
     count_ = larger(TILE + 2, smaller(query_rows, ROOM / p.block_rows));
     recent_ = arena.take<Stretches>(count_);
     auto *lists = arena.take<Stretch>(count_ * p.block_rows);
-    for (int64_t n = 0; recent_ && n < count_; n++) recent_[n].row = -1, recent_[n].list = lists + n * p.block_rows;
+    auto *offsets = arena.take<int32_t>(count_ * p.block_rows * group.count);
+    for (int64_t n = 0; recent_ && n < count_; n++) {
+      recent_[n].row = -1, recent_[n].list = lists + n * p.block_rows;
+      recent_[n].offsets = offsets + n * p.block_rows * group.count;
+    }
   }
 
   const Stretches &operator()(int64_t query_row, const Block &block) {
@@ -103,7 +110,11 @@ class StretchFinder {
 
   void find_lines(Stretches &found, int64_t f, int64_t query_row, const Block &block) const {
     const RowOffsets offset(problem_.a, *group_.given[f]);
-    for (int64_t y = 0; y < block.rows; y++) found.list[y].line[f] = group_.lookup[f].line[offset(query_row, block.row + y)];
+    const Lookup &lookup = group_.lookup[f];
+    for (int64_t y = 0; y < block.rows; y++) {
+      const int32_t line = found.list[y].line[f] = lookup.line[offset(query_row, block.row + y)];
+      found.offsets[f * problem_.block_rows + y] = group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
+    }
   }
 
   void merge(Stretches &found, const Block &block) const {
@@ -322,25 +333,6 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
   }
 }
 
-// Reads LANES keys of one query's rows. Where lines differ by a constant, all are read by the same permutation.
-struct Reader {
-  const Lookup *lookup;
-  const float *scores;
-  int64_t t;
-  const int32_t *low;
-  const float *first;  // of line n, read from first + low[n]; null: lines differ by more
-  Vi at;
-
-  Reader(const Lookup &l, const float *s, int64_t place) : lookup(&l), scores(s), t(place), low(l.low), first(nullptr) {
-    if (!l.alike || l.base[t] < 0) return;
-    first = s + l.base[t] - l.low[0];
-    at = load(l.at(0, t)) - all(l.base[t]);
-  }
-  WF_INLINE V operator()(int32_t line) const {
-    return first ? pick(load(first + low[line]), at) : lookup->read(scores, line, t);
-  }
-};
-
 // What LANES keys of row y of the block say to a query in column x.
 inline V read_by_keys(const Group &group, const Sources &from, const Stretch &stretch, int64_t y, int64_t x, int64_t x0,
                       const Block &block, int64_t width) {
@@ -358,38 +350,80 @@ inline V read_by_keys(const Group &group, const Sources &from, const Stretch &st
   return v;
 }
 
+// One row of a block after the other, LANES keys of each, where lines by query differ by constants: all are read by the
+// same permutation.
+template <int by_query, bool shared, bool by_key>
+inline void fill_rows(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x, int64_t x0,
+                      const Block &block, int64_t rows_room, int64_t width, float *s) {
+  const float *first[2] = {};
+  Vi at[2] = {};
+  const int32_t *offsets[2] = {};
+#pragma GCC unroll 2
+  for (int f = 0; f < by_query; f++) {
+    const Lookup &lookup = group.lookup[f];
+    const int64_t t = lookup.slice(x) + x0;
+    first[f] = from.of_token(group, f, m) + lookup.base[t] - lookup.low[0];
+    at[f] = load(lookup.at(0, t)) - all(lookup.base[t]);
+    offsets[f] = stretches.offset(f, rows_room);
+  }
+  const float *lines = nullptr, *laid = nullptr;
+  const int32_t *line_offsets = nullptr;
+  int64_t step = 0;
+  if constexpr (shared)
+    lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0, line_offsets = stretches.offset(by_query, rows_room);
+  if constexpr (by_key)
+    laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].step();
+  for (int64_t y = 0; y < block.rows; y++, s += width, laid += step) {
+    V v{};
+#pragma GCC unroll 2
+    for (int f = 0; f < by_query; f++) v += pick(load(first[f] + offsets[f][y]), at[f]);
+    if constexpr (shared) v += load(lines + line_offsets[y]);
+    if constexpr (by_key) v += load(laid);
+    store(s, v);
+  }
+}
+
+// The same for any lookups.
+inline void fill_any(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x, int64_t x0,
+                     const Block &block, int64_t, int64_t width, float *s) {
+  for (int64_t n = 0; n < stretches.count; n++) {
+    const Stretch &stretch = stretches.list[n];
+    V same{};
+    for (int64_t f = 0; f < group.by_query; f++)
+      same += group.lookup[f].read(from.of_token(group, f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
+    for (int64_t f = group.by_query; f < group.by_query + group.shared; f++)
+      same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
+    for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++)
+      store(s + y * width, same + read_by_keys(group, from, stretch, y, x, x0, block, width));
+  }
+}
+
+using Filler = void (*)(const Group &, const Sources &, int64_t, const Stretches &, int64_t, int64_t, const Block &, int64_t,
+                        int64_t, float *);
+
+inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t x0) {
+  constexpr Filler FILLERS[3][2][2] = {
+      {{fill_any, fill_rows<0, false, true>}, {fill_rows<0, true, false>, fill_rows<0, true, true>}},
+      {{fill_rows<1, false, false>, fill_rows<1, false, true>}, {fill_rows<1, true, false>, fill_rows<1, true, true>}},
+      {{fill_rows<2, false, false>, fill_rows<2, false, true>}, {fill_rows<2, true, false>, fill_rows<2, true, true>}}};
+  const int64_t by_key = group.count - group.by_query - group.shared;
+  if (group.by_query > 2 || group.shared > 1 || by_key > 1) return fill_any;
+  if (by_key && !from.key_lines[group.count - 1].fit()) return fill_any;
+  for (int64_t f = 0; f < group.by_query; f++)
+    if (!group.lookup[f].alike || group.lookup[f].base[group.lookup[f].slice(x) + x0] < 0) return fill_any;
+  return FILLERS[group.by_query][group.shared][by_key];
+}
+
 // Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
 // next row overwrites.
 inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x, const Block &block,
-                 int64_t width, float *s) {
+                 int64_t rows_room, int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
-  s += block.prefix;
-  const int64_t by_query = group.by_query, shared_end = by_query + group.shared, count = group.count;
-  for (int64_t f = shared_end; f < count; f++)
+  for (int64_t f = group.by_query + group.shared; f < group.count; f++)
     from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix), group.lookup[f].room());
-  const bool one_by_key = count - shared_end == 1 && from.key_lines[shared_end].fit();
-  const Stretch *const end = stretches.list + stretches.count;
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
-    const Reader reader(group.lookup[0], from.of_token(group, 0, m), group.lookup[0].slice(x) + x0);
-    for (const Stretch *stretch = stretches.list; stretch < end; stretch++) {
-      V same = by_query ? reader(stretch->line[0]) : V{};
-      for (int64_t f = 1; f < by_query; f++)
-        same += group.lookup[f].read(from.of_token(group, f, m), stretch->line[f], group.lookup[f].slice(x) + x0);
-      for (int64_t f = by_query; f < shared_end; f++)
-        same += load(from.scores[f] + stretch->line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
-      float *row = s + stretch->row * width + x0, *const row_end = row + stretch->rows * width;
-      if (shared_end == count) {
-        for (; row < row_end; row += width) store(row, same);
-      } else if (one_by_key) {
-        const float *laid = from.key_lines[shared_end].at(stretch->row, x) + x0;
-        const int64_t step = from.key_lines[shared_end].step();
-        for (; row < row_end; row += width, laid += step) store(row, same + load(laid));
-      } else {
-        for (int64_t y = stretch->row; row < row_end; row += width, y++)
-          store(row, same + read_by_keys(group, from, *stretch, y, x, x0, block, width));
-      }
-    }
+    filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, rows_room, width, s + block.prefix + x0);
   }
 }
 
