@@ -221,14 +221,14 @@ class Forward {
   void tile(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
     logits_(head, i, count, block, s_);
     T *out = Head<T>::at(a_.out, head.b, head.h) + i * a_.out.token;
-    for (int64_t m = 0; m < count; m++) {
-      const float kept = softmax(s_ + m * logits_.row, block, i + m);
+    float kept[TILE];
+    softmax(i, count, block, kept);
+    for (int64_t m = 0; block.index && m < count; m++) {
       float *o = o_ + m * features_;
-      if (!block.index) continue;
       if (keeps_sums())
-        read_row(sums_ + (i + m) * features_, features_, kept, o);
+        read_row(sums_ + (i + m) * features_, features_, kept[m], o);
       else
-        read_row(out + m * a_.out.token, a_.value_features, kept, o);
+        read_row(out + m * a_.out.token, a_.value_features, kept[m], o);
     }
     if (block.index)
       product<ADD>(s_, logits_.row, v_, features_, o_, features_, block.count, features_);
@@ -260,30 +260,36 @@ class Forward {
     }
   }
 
-  // Logits become weights, relative to the largest logit so far; returns what earlier weights are worth now.
-  float softmax(float *s, const Block &block, int64_t i) {
-    V largest_here = all(-INFINITY);
-    for (int64_t j = 0; j < block.count; j += LANES) largest_here = max(largest_here, load(s + j));
-    const float before = block.index ? top_[i] : -INFINITY;
-    float top = largest(largest_here);
-    top = top > before ? top : before;
-    const V from = all(top == -INFINITY ? 0 : top);
-    V even{}, odd{};
-    int64_t j = 0;
-    for (; j + LANES < block.count; j += 2 * LANES) {
-      const V x = exp2(load(s + j) - from), y = exp2(load(s + j + LANES) - from);
-      store(s + j, x), store(s + j + LANES, y);
-      even += x, odd += y;
+  // Logits become weights, relative to the largest logit so far; kept: what earlier weights are worth now.
+  void softmax(int64_t i, int64_t count, const Block &block, float *kept) {
+    const int64_t row = logits_.row;
+    V largest_here[TILE];
+    for (V &v : largest_here) v = all(-INFINITY);
+    for (int64_t j = 0; j < block.count; j += LANES)
+#pragma GCC unroll 6
+      for (int m = 0; m < TILE; m++) largest_here[m] = max(largest_here[m], load(s_ + m * row + j));
+    V from[TILE];
+#pragma GCC unroll 6
+    for (int m = 0; m < TILE; m++) {
+      const float before = block.index && m < count ? top_[i + m] : -INFINITY, here = largest(largest_here[m]);
+      const float top = here > before ? here : before;
+      from[m] = all(top == -INFINITY ? 0 : top);
+      kept[m] = before == -INFINITY ? 0 : std::exp2(before - top);
+      if (m < count) top_[i + m] = top;
     }
-    if (j < block.count) {
-      const V x = exp2(load(s + j) - from);
-      store(s + j, x);
-      even += x;
+    for (int half = 0; half < TILE; half += TILE / 2) {
+      V sums[TILE / 2] = {};
+      for (int64_t j = 0; j < block.count; j += LANES)
+#pragma GCC unroll 3
+        for (int m = 0; m < TILE / 2; m++) {
+          float *at = s_ + (half + m) * row + j;
+          const V x = exp2(load(at) - from[half + m]);
+          store(at, x);
+          sums[m] += x;
+        }
+      for (int64_t m = half; m < smaller(count, half + TILE / 2); m++)
+        total_[i + m] = sum(sums[m - half]) + (block.index ? kept[m] * total_[i + m] : 0);
     }
-    const float kept = before == -INFINITY ? 0 : std::exp2(before - top);
-    total_[i] = sum(even + odd) + (block.index ? kept * total_[i] : 0);
-    top_[i] = top;
-    return kept;
   }
 
   const Problem &p_;
