@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer import backends
+from whereformer.backends.call import Call
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import Forms
@@ -61,7 +62,7 @@ def attention(
     _check(q, k, v, grid, keys, encodings, dropout)
     allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
     forms = _forms(q, k, v, grid, keys, encodings)
-    attend = backends.choose(backend, forms) or reference
+    attend = backends.choose(backend, forms, Call(q, k, v, allowed, dropout)) or reference
     return attend(q, k, v, forms, allowed, dropout)
 
 

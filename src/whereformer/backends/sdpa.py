@@ -6,16 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whereformer.backends.call import Call
 from whereformer.forms import AddedValues, AxisBias, Bias, Forms, LowRankBias
 from whereformer.grid import Grid
 from whereformer.mask import Mask
 
 
-def cannot(forms: Forms) -> str:
-    """Why these forms cannot be served, or "" if they can."""
+def cannot(forms: Forms, call: Call | None = None) -> str:
+    """Why these forms, or this call of them, cannot be served, or "" if they can."""
     for term in forms.values:
         if not isinstance(term, AddedValues):
             return f"{type(term).__name__} needs the attention weights, which the fused kernel does not give"
+    return ""
+
+
+def outrun(forms: Forms, call: Call) -> str:
+    """Why "auto" leaves to the next backend what this one could serve, or ""."""
     return ""
 
 
@@ -54,15 +60,20 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
     exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to some of them
     for bias in biases:
         if isinstance(bias, AxisBias) and not exporting and bias.keys.height + bias.keys.width <= room:
-            axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
-            left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
-            bias = LowRankBias(left, _one_hot(bias.keys, bias.rows))
+            bias = as_low_rank(bias)
         if isinstance(bias, LowRankBias) and bias.left.shape[-1] <= room:
             room -= bias.left.shape[-1]
             features.append(bias)
         else:
             others.append(bias)
     return features, others
+
+
+def as_low_rank(bias: AxisBias) -> LowRankBias:
+    """Of rank height + width: each key picks its row and its column."""
+    axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
+    left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
+    return LowRankBias(left, _one_hot(bias.keys, bias.rows))
 
 
 def _one_hot(keys: Grid, like: Tensor) -> Tensor:
