@@ -1,0 +1,87 @@
+// The C interface: picks the widest instructions that run here, and lets no exception out.
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "isa.h"
+
+#define WF_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using Pass = int (*)(const WfAttention &);
+
+struct Isa {
+  const char *name;
+  bool (*runs)();
+  Pass forward, backward;
+};
+
+#ifdef WF_X86
+bool runs_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+}
+bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+
+constexpr Isa WIDEST_FIRST[] = {
+#ifdef WF_X86
+    {"avx512", runs_avx512, wf::avx512::forward, wf::avx512::backward},
+    {"avx2", runs_avx2, wf::avx2::forward, wf::avx2::backward},
+#endif
+    {"portable", [] { return true; }, wf::portable::forward, wf::portable::backward},
+};
+
+// The widest that runs here, or the one that WHEREFORMER_ISA names; null if that does not run here.
+const Isa *pick() {
+#ifdef WF_X86
+  __builtin_cpu_init();
+#endif
+  const char *wanted = std::getenv("WHEREFORMER_ISA");
+  for (const Isa &isa : WIDEST_FIRST)
+    if ((!wanted || !*wanted || !std::strcmp(wanted, isa.name)) && isa.runs()) return &isa;
+  return nullptr;
+}
+
+const Isa *picked() {
+  static const Isa *const isa = pick();
+  return isa;
+}
+
+int run(Pass Isa::*pass, const WfAttention *attention) {
+  const Isa *isa = picked();
+  if (!isa) return wf::UNKNOWN_ISA;
+  try {
+    return (isa->*pass)(*attention);
+  } catch (const std::bad_alloc &) {
+    return wf::OUT_OF_MEMORY;
+  } catch (...) {
+    return wf::UNEXPECTED;
+  }
+}
+
+}  // namespace
+
+WF_EXPORT int whereformer_forward(const WfAttention *attention) { return run(&Isa::forward, attention); }
+
+WF_EXPORT int whereformer_backward(const WfAttention *attention) { return run(&Isa::backward, attention); }
+
+WF_EXPORT const char *whereformer_error(int code) {
+  switch (code) {
+    case wf::NONE:
+      return "";
+    case wf::OUT_OF_MEMORY:
+      return "not enough memory for the kernel's own scratch";
+    case wf::UNKNOWN_ISA:
+      return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
+    default:
+      return "an exception that the kernel did not expect";
+  }
+}
+
+WF_EXPORT const char *whereformer_isa(void) { return picked() ? picked()->name : nullptr; }
+
+WF_EXPORT int64_t whereformer_layout(void) {
+  return static_cast<int64_t>(sizeof(WfAttention)) << 32 | static_cast<int64_t>(sizeof(WfLookup));
+}
