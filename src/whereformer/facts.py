@@ -14,7 +14,7 @@ from whereformer import backends
 from whereformer.catalog import CATALOG, FAMILIES, Factory, options, parse, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
-from whereformer.forms import AxisBias, Bias, BucketValues, Forms, LowRankBias
+from whereformer.forms import Bias, BucketValues, Forms
 from whereformer.grid import Grid
 
 MODEL, DIM, HEADS, DEPTH, GRID = "DeiT-S", 384, 6, 12, Grid(14, 14, prefix=1)
@@ -369,7 +369,8 @@ def _contextual(encoding: PositionEncoding) -> bool:
 
 
 def _mask(biases: tuple[Bias, ...]) -> Mask:
-    shapes = [bias.dense().shape for bias in biases if not isinstance(bias, AxisBias | LowRankBias)]
+    _, others = backends.sdpa.split(biases, room=DIM // HEADS)
+    shapes = [bias.dense().shape for bias in others]
     if not shapes:
         return ""
     images, heads, _, _ = torch.broadcast_shapes((1, 1, 1, 1), *shapes)

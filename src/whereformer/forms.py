@@ -238,9 +238,7 @@ class BucketBias:
 
     def dense(self) -> Tensor:
         scores = self.made()
-        index = self.buckets.dense(scores.device).unsqueeze(-3)
-        *axes, count = torch.broadcast_shapes(scores.shape, (*index.shape[:-1], 1))
-        bias = scores.expand(*axes, count).gather(-1, index.expand(*axes, -1))
+        bias = picked(scores, self.buckets.dense(scores.device))
         return bias if self.side == "query" else bias.mT
 
 
@@ -327,6 +325,13 @@ class AddedValues:
 
     def dense(self, weights: Tensor) -> Tensor:
         return self.term
+
+
+def picked(scores: Tensor, index: Tensor) -> Tensor:
+    """scores [b, h, i or 1, buckets] at buckets [(b or 1,) i, n]: [b, h, i, n]."""
+    index = index.unsqueeze(-3)
+    *axes, count = torch.broadcast_shapes(scores.shape, (*index.shape[:-1], 1))
+    return scores.expand(*axes, count).gather(-1, index.expand(*axes, -1))
 
 
 def _check_count(what: str, count: int, buckets: Buckets) -> None:

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.backends.call import Call
-from whereformer.forms import AddedValues, AxisBias, Bias, Forms, LowRankBias
-from whereformer.grid import Grid
+from whereformer.forms import AddedValues, AxisBias, Bias, BucketBias, Forms, LowRankBias, picked
+from whereformer.grid import Grid, Points
+from whereformer.index import Separable
 from whereformer.mask import Mask
 
 
@@ -29,7 +30,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     """As `whereformer.attention.reference`.
 
     A bias of low rank, left · right, rides along as extra features of q and k, so that nothing of size
-    queries x keys is made; all other biases are added up into one mask.
+    queries x keys is made; all other biases are added up into one mask. What each query says of rows, or of
+    columns, of keys is of low rank.
     """
     head_dim = q.shape[-1]
     scale = head_dim**-0.5  # of all features, so that others are divided by it
@@ -58,9 +60,9 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
     features: list[LowRankBias] = []
     others: list[Bias] = []
     exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to some of them
-    for bias in biases:
-        if isinstance(bias, AxisBias) and not exporting and bias.keys.height + bias.keys.width <= room:
-            bias = as_low_rank(bias)
+    for bias in _summed(biases):
+        if not exporting:
+            bias = _of_axes(bias, room) or bias
         if isinstance(bias, LowRankBias) and bias.left.shape[-1] <= room:
             room -= bias.left.shape[-1]
             features.append(bias)
@@ -69,16 +71,65 @@ def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bi
     return features, others
 
 
+def _summed(biases: Sequence[Bias]) -> list[Bias]:
+    """Scores that are read by the same buckets are added up, so that they are placed once."""
+    found: list[Bias] = []
+    for bias in biases:
+        for n, other in enumerate(found):
+            if isinstance(bias, BucketBias) and isinstance(other, BucketBias) and _read_alike(bias, other):
+                bias = BucketBias(other.made() + bias.made(), bias.buckets, bias.side)
+                found.pop(n)
+                break
+        found.append(bias)
+    return found
+
+
+def _read_alike(bias: BucketBias, other: BucketBias) -> bool:
+    same = bias.buckets is other.buckets and bias.side == other.side
+    return same and bias.scores.shape[-1] == other.scores.shape[-1]
+
+
+def _of_axes(bias: Bias, room: int) -> LowRankBias | None:
+    """A bias that depends on the rows and columns of patches one by one, if its rank is at most `room`."""
+    if isinstance(bias, AxisBias) and bias.keys.height + bias.keys.width <= room:
+        return as_low_rank(bias)
+    if isinstance(bias, BucketBias) and bias.scores.shape[-2] != 1:  # else one mask for all images costs less
+        return _of_axis(bias, room)
+    return None
+
+
 def as_low_rank(bias: AxisBias) -> LowRankBias:
-    """Of rank height + width: each key picks its row and its column."""
+    """Of rank height + width."""
     axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
     left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
-    return LowRankBias(left, _one_hot(bias.keys, bias.rows))
+    return LowRankBias(left, torch.cat([_one_hot(bias.keys, axis, False, bias.rows) for axis in (0, 1)], -1))
 
 
-def _one_hot(keys: Grid, like: Tensor) -> Tensor:
-    """[1 or b, 1, keys.tokens, height + width]: ones at each patch's row and column; zeros for prefix tokens."""
-    rows = torch.eye(keys.height, dtype=like.dtype, device=like.device)[:, None].expand(-1, keys.width, -1)
-    columns = torch.eye(keys.width, dtype=like.dtype, device=like.device).expand(keys.height, -1, -1)
-    ones = keys.pick(torch.cat([rows, columns], -1)[None])
-    return F.pad(ones, (0, 0, keys.prefix, 0)).unsqueeze(1)
+def _of_axis(bias: BucketBias, room: int) -> LowRankBias | None:
+    """One whose buckets are of rows, or of columns, alone."""
+    mapping, here, there = bias.buckets.mapping, bias.buckets.queries, bias.buckets.keys
+    if not isinstance(mapping, Separable) or (mapping.rows_index is None) == (mapping.columns_index is None):
+        return None
+    axis, place = (0, mapping.rows) if mapping.columns_index is None else (1, mapping.columns)
+    size, prefix = there.size[axis], bool(there.prefix)
+    between = isinstance(there, Points) and not there.whole
+    if between or size + prefix > room:
+        return None
+    scores = bias.made()
+    offsets = here.coords(scores.device)[..., axis, None] - torch.arange(size, device=scores.device)
+    index = F.pad(place(offsets) - mapping.count, (0, prefix, here.prefix, 0)) + mapping.count
+    read, marks = picked(scores, index), _one_hot(there, axis, prefix, scores)
+    return LowRankBias(read, marks) if bias.side == "query" else LowRankBias(marks, read)
+
+
+def _one_hot(grid: Grid, axis: int, prefix: bool, like: Tensor) -> Tensor:
+    """[1 or b, 1, grid.tokens, height (or width) + prefix]: a one at each patch's row (or column).
+
+    Prefix tokens have theirs in one more feature, or none.
+    """
+    n = grid.size[axis]
+    lines = torch.eye(n, dtype=like.dtype, device=like.device)
+    patches = grid.pick((lines[:, None] if axis == 0 else lines).expand(1, *grid.size, -1))
+    ones = F.pad(patches, (0, prefix, grid.prefix, 0))
+    ones[:, : grid.prefix, n:] = 1
+    return ones.unsqueeze(1)
