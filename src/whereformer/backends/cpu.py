@@ -42,8 +42,10 @@ def _cannot_now(forms: Forms, call: Call) -> str:
         return "dropout"
     if mask is not None and mask.added is not None and mask.added.requires_grad and torch.is_grad_enabled():
         return "a mask that asks for a gradient"
-    features = max(q.shape[-1] + sum(map(_rank, _plan(forms, q, k).features)), v.shape[-1])
-    if features > MOST_FEATURES:
+    extra = 0
+    if any(isinstance(bias, Feature) for bias in forms.biases):
+        extra = sum(map(_rank, _plan(forms, q, k).features))
+    if (features := max(q.shape[-1] + extra, v.shape[-1])) > MOST_FEATURES:
         return f"{features} features a head, more than {MOST_FEATURES}"
     return kernel.missing()
 

@@ -74,20 +74,24 @@ def _library() -> ctypes.CDLL:
     for name in ("whereformer_error", "whereformer_isa"):
         getattr(found, name).restype = ctypes.c_char_p
     found.whereformer_layout.restype = Size
-    ours, theirs = ctypes.sizeof(WfAttention) + ctypes.sizeof(WfLookup), found.whereformer_layout()
+    ours, theirs = (ctypes.sizeof(WfAttention), ctypes.sizeof(WfLookup)), divmod(found.whereformer_layout(), 2**32)
     if ours != theirs:
         raise OSError(f"{path} is of another version: its structures have {theirs} bytes, not {ours}")
     return found
 
 
 @cache
-def missing() -> str:
-    """Why there is no compiled kernel, or "" if there is one."""
+def _missing() -> str:
     try:
         _library()
     except OSError as error:
         return str(error)
     return ""
+
+
+def missing() -> str:
+    """Why there is no compiled kernel, or "" if there is one."""
+    return _missing()
 
 
 missing._dynamo_marked_constant = True  # pyright: ignore  # assume_constant_result, without importing the compiler
@@ -102,11 +106,8 @@ def isa() -> str:
 # From tensors to the structure.
 
 
-def _tokens(x: Tensor | None) -> WfTokens:
-    if x is None:
-        return WfTokens()
-    batch, head, token, _ = x.stride()
-    return WfTokens(x.data_ptr(), batch, head, token)
+def _tokens(x: Tensor) -> WfTokens:
+    return WfTokens(x.data_ptr(), *x.stride()[:3])
 
 
 def _turn(cos: Tensor, sin: Tensor) -> WfTurn:
@@ -115,18 +116,15 @@ def _turn(cos: Tensor, sin: Tensor) -> WfTurn:
     return WfTurn(cos.data_ptr(), sin.data_ptr(), batch, head)
 
 
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None or x.numel() == 0 else x.data_ptr()
-
-
 def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor | None) -> WfLookup:
     kind, by_table, absolute, mirrored, prefix = fields
     buckets = entries.shape[-2 if kind == VALUES else -1]
-    head = entries.stride(0) if kind in (SHARED, VALUES) or by_table else 0
-    head = head if entries.shape[0] > 1 else 0
-    pointers = (entries.data_ptr(), None) if by_table else (None, entries.data_ptr())
-    gradients = (_pointer(gradient), None) if by_table else (None, _pointer(gradient))
-    return WfLookup(kind, buckets, absolute, mirrored, prefix, at.data_ptr(), *pointers, head, *gradients)
+    head = entries.stride(0) if entries.shape[0] > 1 else 0  # of scores for each token it is not read
+    there = None if gradient is None or not gradient.numel() else gradient.data_ptr()
+    told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
+    if by_table or kind == VALUES:
+        return WfLookup(*told, entries.data_ptr(), None, head, there, None)
+    return WfLookup(*told, None, entries.data_ptr(), head, None, there)
 
 
 class Arguments(NamedTuple):
@@ -167,33 +165,33 @@ def _run(
     a: Arguments,
     out: Tensor,
     lse: Tensor,
-    gradients: Sequence[Tensor | None] = (None,) * 4,
+    gradients: Sequence[Tensor] = (),
     gradients_of_entries: Sequence[Tensor] = (),
 ) -> None:
     """Calls the kernel on what lies where `_rows` put it."""
     batch, heads, _, features = a.q.shape
-    count = len(a.maps)
-    lookups = (WfLookup * count)(
-        *(
-            _lookup(a.lookups[n * len(FIELDS) : (n + 1) * len(FIELDS)], a.maps[n], a.entries[n], gradient)
-            for n, gradient in zip(range(count), gradients_of_entries or (None,) * count, strict=True)
-        )
-    )
-    turns = a.turns
-    structure = WfAttention(
+    count, step = len(a.maps), len(FIELDS)
+    fields = [a.lookups[n : n + step] for n in range(0, count * step, step)]
+    lookups = (WfLookup * count)(*map(_lookup, fields, a.maps, a.entries, gradients_of_entries or (None,) * count))
+    there = WfAttention(
         *(batch, heads, features, a.v.shape[-1]),
         *(WfGrid(*a.queries), WfGrid(*a.keys)),
         *(a.q.dtype == torch.bfloat16, torch.get_num_threads(), a.head_dim**-0.5),
-        *(_tokens(a.q), _tokens(a.k), _tokens(a.v), _tokens(out), _pointer(lse)),
-        *(turns[0].shape[-1] if turns else 0, a.half),
-        *((_turn(turns[0], turns[1]), _turn(turns[2], turns[3])) if turns else (WfTurn(), WfTurn())),
-        *(count, lookups),
-        *(_pointer(a.allowed), a.allowed.stride() if a.allowed is not None else (0,) * 4),
-        *(_pointer(a.added), a.added.stride() if a.added is not None else (0,) * 4),
-        *map(_tokens, gradients),
+        *map(_tokens, (a.q, a.k, a.v, out)),
+        lse.data_ptr() if lse.numel() else None,
     )
+    there.lookups, there.lookup = count, lookups
+    if a.turns:
+        there.pairs, there.half = a.turns[0].shape[-1], a.half
+        there.query_turn, there.key_turn = _turn(*a.turns[:2]), _turn(*a.turns[2:])
+    if a.allowed is not None:
+        there.allowed, there.allowed_strides = a.allowed.data_ptr(), a.allowed.stride()
+    if a.added is not None:
+        there.added, there.added_strides = a.added.data_ptr(), a.added.stride()
+    if gradients:
+        there.grad_out, there.grad_q, there.grad_k, there.grad_v = map(_tokens, gradients)
     found = _library()
-    if code := getattr(found, name)(structure):
+    if code := getattr(found, name)(there):
         raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
 
 
@@ -217,7 +215,10 @@ _operators.define(
 def attention(a: Arguments) -> Tensor:
     """[batch, heads, queries, value features], in memory [batch, queries, heads, value features]."""
     wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (a.q, a.k, a.v, *a.entries))
-    return _attention(*a, wants_gradient)[0]
+    if wants_gradient or torch.compiler.is_compiling():
+        return _attention(*a, wants_gradient)[0]
+    with torch._C._AutoDispatchBelowAutograd():  # which has nothing to do here, and takes its time for it
+        return _attention(*a, False)[0]
 
 
 def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
