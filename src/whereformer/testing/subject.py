@@ -1,6 +1,7 @@
 """What the promises share: an encoding under test, its inputs, and how far two results may differ."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,9 @@ DIM, HEADS, BATCH = 24, 3, 2
 
 ROUNDINGS = 512
 """Roundings between input and output of equal computations in another order: sums over features and tokens."""
+
+LOGIT_ROUNDINGS = 4
+"""Roundings of a weight for each unit of a logit: two of the logit, each of which moves the weight by twice that."""
 
 
 @dataclass(frozen=True)
@@ -179,13 +183,15 @@ def on_every_backend(
     exact = copy.deepcopy(encoding).float().double()  # numbers that both can hold
     inputs = inputs_on(encoding, grid, keys).map(lambda t: t.detach().float().double().requires_grad_())
     expected = run(exact, grid, keys, inputs=inputs, mask=mask)
+    logits = sum(size(bias.dense()) for bias in forms_of(exact, inputs, grid, keys).biases)
+    roundings = ROUNDINGS + math.ceil(LOGIT_ROUNDINGS * logits)
     for backend in ("auto", *backends.FASTEST_FIRST):
         for dtype in (torch.float64, torch.float32):
             there = inputs.map(lambda t, dtype=dtype: t.detach().to(dtype).requires_grad_())
             copied = copy.deepcopy(exact).to(dtype)
             if serves(backend, copied, there, grid, keys):
                 got = run(copied, grid, keys, inputs=there, mask=mask, backend=backend)
-                same(got, expected, f"{where}, on backend {backend!r}", ROUNDINGS, dtype)
+                same(got, expected, f"{where}, on backend {backend!r}", roundings, dtype)
                 break
 
 
