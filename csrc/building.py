@@ -1,9 +1,10 @@
-"""The build backend: scikit-build-core, which compiles the CPU kernel; and the package without it where that fails.
+"""The build backend: scikit-build-core, which compiles the CPU kernel; or the package without, where that fails.
 
 Such a wheel is pure Python, and holds the log of what went wrong, for `whereformer doctor`.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,8 +29,8 @@ __all__ = [  # no prepare_metadata: whether the wheel is of one platform shows w
     "get_requires_for_build_wheel",
 ]
 
-HOME = Path("whereformer", "backends")
-LOG = "kernel-not-built.log"
+HOME = Path("whereformer", "_kernel")
+LOG = "not-built.log"
 WITHOUT = """\
 *** The CPU kernel was not built (why: see above). The package works without it, on torch alone, only slower.
 *** It needs GCC or Clang with C++17. `whereformer doctor` tells what is missing."""
@@ -43,8 +44,8 @@ def build_wheel(directory: str, settings: dict[str, Any] | None = None, metadata
 
 def build_editable(directory: str, settings: dict[str, Any] | None = None, metadata: str | None = None) -> str:
     home = Path("src") / HOME
-    for old in (*home.glob("libwhereformer.*"), home / LOG):
-        old.unlink(missing_ok=True)
+    shutil.rmtree(home, ignore_errors=True)  # an older kernel must not pass for one that could not be built
+    home.mkdir()
     return _build(build.build_editable, directory, settings, metadata, home / LOG, {})
 
 

@@ -83,5 +83,5 @@ WF_EXPORT const char *whereformer_error(int code) {
 WF_EXPORT const char *whereformer_isa(void) { return picked() ? picked()->name : nullptr; }
 
 WF_EXPORT int64_t whereformer_layout(void) {
-  return static_cast<int64_t>(sizeof(WfAttention)) << 32 | static_cast<int64_t>(sizeof(WfLookup));
+  return static_cast<int64_t>(sizeof(WfAttention) + sizeof(WfLookup));
 }

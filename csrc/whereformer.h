@@ -83,7 +83,7 @@ const char *whereformer_error(int code);
 // The instructions the kernel runs on: "avx512", "avx2" or "portable". The environment's WHEREFORMER_ISA picks a lesser; null
 // if it names none that runs here, and then every call fails.
 const char *whereformer_isa(void);
-// sizeof(WfAttention) << 32 | sizeof(WfLookup), for the caller to check its own picture of them.
+// sizeof(WfAttention) + sizeof(WfLookup), for the caller to check its own picture of them.
 int64_t whereformer_layout(void);
 
 #ifdef __cplusplus

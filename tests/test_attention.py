@@ -19,8 +19,10 @@ from whereformer import (
     InputError,
     LowRankBias,
     OffsetBias,
+    Points,
     PositionEncoding,
     Rotation,
+    Scores,
     attention,
     backends,
 )
@@ -33,6 +35,7 @@ GRID = Grid(3, 2, prefix=1)
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, GRID.tokens, 8
 LOGITS = (BATCH, HEADS, TOKENS, TOKENS)
 BUCKETS = Buckets(Separable(Clip(1), Clip(1)), GRID, GRID)
+ROWS, COLUMNS = Separable(Clip(1), None), Separable(None, Clip(1))
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, torch.float32, *HALVES)
 
@@ -83,6 +86,10 @@ SAYINGS: dict[str, Callable[[], Says]] = {
     "offsets": lambda: Says(offsets()),
     "buckets of queries": lambda: Says(BucketBias(leaf(BATCH, HEADS, TOKENS, 10), BUCKETS)),
     "buckets of keys": lambda: Says(BucketBias(leaf(BATCH, 1, TOKENS, 10), BUCKETS, "key")),
+    "buckets of rows": lambda: Says(BucketBias(leaf(BATCH, HEADS, TOKENS, 4), Buckets(ROWS, GRID, GRID))),
+    "buckets of columns, of keys": lambda: Says(
+        BucketBias(leaf(BATCH, 1, TOKENS, 4), Buckets(COLUMNS, GRID, GRID), "key")
+    ),
     "dense": lambda: Says(DenseBias(leaf(BATCH, 1, 1, TOKENS))),
     "dense, two axes": lambda: Says(DenseBias(leaf(TOKENS, TOKENS))),
     "dense, one axis": lambda: Says(DenseBias(leaf(TOKENS))),
@@ -287,6 +294,53 @@ def test_low_rank_and_axis_biases_ride_as_features_while_there_is_room() -> None
     assert sdpa.split([axes], room=GRID.height + GRID.width - 1) == ([], [axes])
 
 
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("mapping", [ROWS, COLUMNS], ids=["rows", "columns"])
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (GRID, GRID),
+        (GRID, Grid(2, 4)),
+        (Grid(2, 4), Grid(3, 2, prefix=2)),
+        (GRID, Grid(4, 5, prefix=1).keep(torch.tensor([[7, 2, 9], [0, 19, 4]]))),
+        (Grid(4, 5).keep(torch.tensor([[7, 2, 9]])), GRID),
+        (Points(3, 3, prefix=1, at=torch.tensor([[[0.4, 1.7], [2.0, 0.1]]])), GRID),
+    ],
+    ids=str,
+)
+def test_buckets_of_one_axis_are_of_low_rank(here: Grid, there: Grid, mapping: Separable, side: str) -> None:
+    buckets = Buckets(mapping, here, there)
+    bias = BucketBias(Scores(leaf(BATCH, HEADS, here.tokens, 5), leaf(1, 5, 4)), buckets, side)  # type: ignore[arg-type]
+    rank = there.size[0 if mapping is ROWS else 1] + bool(there.prefix)
+    assert sdpa.split([bias], room=rank - 1) == ([], [bias])
+    (feature,), others = sdpa.split([bias], room=rank)
+    assert not others
+    assert feature.left.shape[-1] == feature.right.shape[-1] == rank
+    expected = bias.dense()
+    close(feature.dense().expand_as(expected), expected)
+
+
+def test_buckets_that_are_not_of_low_rank_stay() -> None:
+    """Of both axes; the same for all queries; or where keys lie between rows."""
+    own, between = leaf(BATCH, HEADS, TOKENS, 10), Points(3, 3, at=torch.tensor([[[0.5, 1.0]]]))
+    biases = [
+        BucketBias(own, BUCKETS),
+        BucketBias(leaf(1, HEADS, 1, 4), Buckets(ROWS, GRID, GRID)),
+        BucketBias(own, Buckets(ROWS, GRID, between)),
+    ]
+    assert sdpa.split(biases, room=100) == ([], biases)
+
+
+def test_scores_of_the_same_buckets_are_placed_once() -> None:
+    buckets = Buckets(ROWS, GRID, GRID)
+    first, second = BucketBias(leaf(BATCH, HEADS, TOKENS, 4), buckets), BucketBias(leaf(1, HEADS, 1, 4), buckets)
+    other = BucketBias(leaf(BATCH, HEADS, TOKENS, 4), buckets, "key")
+    features, others = sdpa.split([first, other, second], room=100)
+    assert (len(features), others) == (2, [])
+    found = sum(feature.dense() for feature in features)
+    close(found, first.dense() + second.dense() + other.dense())
+
+
 def test_features_leave_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that nothing of size queries x keys is made."""
     q, k, v = (torch.randn(BATCH, HEADS, TOKENS, HEAD_DIM, dtype=torch.float64) for _ in range(3))
@@ -300,8 +354,10 @@ def test_features_leave_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     attention(q, k, v, GRID, [Says(axis(), rotations=(rotation(),))])
     attention(q, k, v, GRID, [Says(offsets())])
+    attention(q, k, v, GRID, [Says(BucketBias(leaf(BATCH, HEADS, TOKENS, 4), Buckets(ROWS, GRID, GRID)))])
     assert seen[0] is None
     assert seen[1] is not None
+    assert seen[2] is None
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])

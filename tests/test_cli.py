@@ -22,7 +22,7 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", ["compare", "list", "cost"])
+@pytest.mark.parametrize("command", ["compare", "list", "cost", "doctor"])
 def test_help_shows_examples(capsys, command):
     code, out, _ = call(capsys, command, "--help")
     assert code == 0

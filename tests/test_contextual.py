@@ -29,7 +29,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loops import attend, close, leaf, places, same_gradients
-from whereformer import Buckets, Grid, InputError, Points, PositionEncoding, attention, parse
+from whereformer import (
+    BucketBias,
+    Buckets,
+    Grid,
+    InputError,
+    LowRankBias,
+    Points,
+    PositionEncoding,
+    Scores,
+    attention,
+    parse,
+)
 from whereformer.encodings import (
     SASA,
     AxialDeepLab,
@@ -279,6 +290,26 @@ def test_equations(text: str, queries: Grid, keys: Grid, home: Grid) -> None:
     got = attention(q, k, v, queries, [encoding], keys=None if queries == keys else keys)
     sources = {"q": q, "k": k, "v": v, **dict(encoding.named_parameters())}
     same_gradients(got, attend(q, k, v, bias, value), sources)
+
+
+READ = [t for t in (*SPELLINGS, "irpe(on='qk')", "irpe(method='cross', on='qk')") if "on='v'" not in t]
+
+
+@pytest.mark.parametrize("text", [t for t in READ if not t.startswith("huang") or "method" not in t or "=4" in t])
+def test_tables_are_read_by_q_and_k_themselves(text: str) -> None:
+    """So that a backend can read them where they are; beside them there are scores that all queries share."""
+    grid = Grid(3, 4, prefix=1)
+    q, k, _ = inputs(grid, grid)
+    found = [b for b in build(text, grid).biases(q, k, grid, grid) if not isinstance(b, LowRankBias)]
+    readers = []
+    for bias in found:
+        assert isinstance(bias, BucketBias), "each offset has a bucket on one grid"
+        if isinstance(bias.scores, Scores):
+            readers.append(bias.scores.reader)
+            assert readers[-1] is (q if bias.side == "query" else k)
+        else:
+            assert bias.scores.shape[::2] == (1, 1)
+    assert readers
 
 
 def test_vit_relative_counts_a_video_frame_by_frame() -> None:

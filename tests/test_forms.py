@@ -20,9 +20,11 @@ from whereformer import (
     LowRankBias,
     OffsetBias,
     Rotation,
+    Scores,
     attention,
 )
 from whereformer.encodings import IRPE
+from whereformer.forms import Forms
 from whereformer.index import Clip, Separable
 
 QUERIES, KEYS = Grid(2, 3, prefix=1), Grid(3, 2, prefix=2)
@@ -76,6 +78,28 @@ def test_bucket_bias(queries: Grid, keys: Grid, batch: int, heads: int, own: boo
         form = BucketBias(scores, buckets, side)  # type: ignore[arg-type]
         found = form.dense().expand(BATCH, HEADS, -1, -1)
         same_gradients(found, by_pair(queries, keys, bias), {"scores": scores})
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_scores_are_what_their_reader_reads_of_their_table(side: str, heads: int) -> None:
+    here, there = (QUERIES, KEYS) if side == "query" else (KEYS, QUERIES)
+    reader, table = leaf(BATCH, HEADS, here.tokens, 5), leaf(heads, 5, 16)
+    scores = Scores(reader, table)
+    assert (scores.shape, scores.device) == ((BATCH, HEADS, here.tokens, 16), reader.device)
+
+    def bias(i: int, j: int) -> Tensor:
+        first, second = (i, j) if side == "query" else (j, i)
+        return (reader[:, :, first] * table[:, :, bucket(here, there, first, second)]).sum(-1)
+
+    form = BucketBias(scores, Buckets(MAPPING, here, there), side)  # type: ignore[arg-type]
+    assert form.scores is scores
+    same_gradients(form.dense(), by_pair(QUERIES, KEYS, bias), {"reader": reader, "table": table})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_are_of_their_readers_dtype(dtype: torch.dtype) -> None:
+    assert Scores(torch.ones(1, 2, 3, 4, dtype=dtype), torch.ones(1, 4, 5)).dense().dtype == dtype
 
 
 @pytest.mark.parametrize(("queries", "keys"), GRIDS)
@@ -152,6 +176,19 @@ def test_rotation(layout: str, prefix: int, heads: int, pairs: int) -> None:
     close(found.norm(dim=-1), x.norm(dim=-1))
 
 
+def test_waves_of_a_rotation_are_made_once_for_queries_and_keys() -> None:
+    angles = leaf(1, 6, 2)
+    rotation = Rotation(angles, scale=1.5)
+    cos, sin = rotation.waves
+    assert torch.equal(cos, 1.5 * angles.cos())
+    assert torch.equal(sin, 1.5 * angles.sin())
+    q, k = (leaf(BATCH, HEADS, 7, 4) for _ in range(2))
+    with Counted() as counted:
+        turned = Forms((rotation,)).turn(q, k)
+    assert counted.calls.count(torch.ops.aten.cos.default) == 1
+    assert all(map(torch.equal, turned, (rotation(q), rotation(k))))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rotation_in_half_precision_rounds_its_result_not_its_angles(dtype: torch.dtype) -> None:
     """Cosine, sine, two products and their sum: five roundings of numbers up to |x|, be angles up to 1000."""
@@ -185,6 +222,17 @@ def test_rotation_in_half_precision_rounds_its_result_not_its_angles(dtype: torc
         ),
         (lambda: BucketBias(torch.zeros(1, 1, 7, 9), Buckets(MAPPING, QUERIES, QUERIES)), "9 buckets.* has 16"),
         (
+            lambda: BucketBias(
+                Scores(torch.zeros(1, 1, 7, 4), torch.zeros(1, 4, 15)), Buckets(MAPPING, QUERIES, QUERIES)
+            ),
+            "15 buckets .*without prefix tokens.* has 16",
+        ),
+        (
+            lambda: Scores(torch.zeros(1, 1, 7, 4), torch.zeros(1, 5, 16)),
+            r"reader \(1, 1, 7, 4\) and table \(1, 5, 16\), expected \[b, h, tokens, d\] and \[1 or h, d, b",
+        ),
+        (lambda: Scores(torch.zeros(1, 1, 7, 4), torch.zeros(4, 16)), r"table \(4, 16\), expected"),
+        (
             lambda: BucketBias(torch.zeros(1, 1, 7, 16), Buckets(MAPPING, QUERIES, QUERIES), "keys"),  # type: ignore[arg-type]
             "side='keys', expected 'query' or 'key'",
         ),
@@ -197,6 +245,18 @@ def test_rotation_in_half_precision_rounds_its_result_not_its_angles(dtype: torc
 def test_forms_that_cannot_be(build: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build()
+
+
+class Counted(TorchDispatchMode):
+    """Lists the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 class Largest(TorchDispatchMode):

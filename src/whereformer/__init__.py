@@ -16,6 +16,7 @@ from whereformer.forms import (
     MatrixRotation,
     OffsetBias,
     Rotation,
+    Scores,
 )
 from whereformer.grid import Grid, Points
 from whereformer.images import Packed, Padded
@@ -41,6 +42,7 @@ __all__ = [
     "Points",
     "PositionEncoding",
     "Rotation",
+    "Scores",
     "Windows",
     "attention",
     "describe",

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 from whereformer import __version__
 from whereformer.errors import InputError
 
-USER_MISTAKE, INTERRUPTED = 2, 130
+BROKEN, USER_MISTAKE, INTERRUPTED = 1, 2, 130
 
 COMPARE_EXAMPLES = """\
 examples:
@@ -46,6 +47,15 @@ COST_EXAMPLES = """\
 examples:
   whereformer cost
   whereformer cost --model vit_base_patch16_224 --encodings "learned; irpe(on='qkv')" --image-size 384
+"""
+
+DOCTOR_EXAMPLES = """\
+examples:
+  whereformer doctor
+  whereformer doctor --json > doctor.json
+      for a bug report
+
+Exit code 1: something that is installed does not work.
 """
 
 
@@ -91,8 +101,6 @@ def list_encodings(options: argparse.Namespace) -> None:
 def _print_entries(found: Sequence[Any]) -> None:
     """A table for each family."""
     _needs("rich")
-    from itertools import groupby
-
     from rich.table import Table
     from rich.text import Text
 
@@ -223,6 +231,44 @@ def cost(options: argparse.Namespace) -> None:
         print(
             "For values the paper counts a product per pair of tokens, O(n² d); ours, sums per bucket, O(n k d)."
         )
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """say what is installed, what works and what is missing: versions, the CPU kernel, backends, libraries"""
+    from whereformer.doctor import examine
+
+    findings = list(examine())
+    topics = {topic: list(group) for topic, group in groupby(findings, key=lambda one: one.topic)}
+    broken = [f"{one.topic}: {one.name}" for one in findings if one.broken]
+    if options.json:
+        said = {topic: {one.name: one.says for one in group} for topic, group in topics.items()}
+        print(json.dumps({"broken": broken, **said}, indent=2))
+    else:
+        for topic, group in topics.items():
+            _print_facts(topic, {one.name: "BROKEN: " * one.broken + one.says for one in group})
+        print(f"\nBroken: {'; '.join(broken)}" if broken else "\nAll that is installed works.")
+    if broken:
+        raise SystemExit(BROKEN)
+
+
+def _print_facts(title: str, facts: dict[str, str]) -> None:
+    """With rich if it is there, and without."""
+    if find_spec("rich") is None:
+        print(f"\n{title}")
+        for name, said in facts.items():
+            print(f"  {name:{max(16, *map(len, facts))}}  {said}")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    console.print(Text(f"\n{title}", style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=18)
+    table.add_column(overflow="fold")
+    for name, said in facts.items():
+        table.add_row(f"  {name}", said)
+    console.print(table)
 
 
 def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
@@ -366,6 +412,7 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--encodings", action="append", metavar="SPECS", help="separated by ;  (may be repeated)")
     command.add_argument("--image-size", type=_count, metavar="PIXELS", help="the model's own if not given")
+    add("doctor", doctor, DOCTOR_EXAMPLES)
     return top
 
 

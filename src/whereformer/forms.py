@@ -209,7 +209,8 @@ class Scores:
 
     def dense(self) -> Tensor:
         """[b, h, tokens, buckets]."""
-        return self.reader @ self.table.to(self.reader.dtype)
+        table = self.table[0] if self.table.shape[0] == 1 else self.table  # one product, not one for each head
+        return self.reader @ table.to(self.reader.dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -193,7 +193,7 @@ def _ids(index: Index | None) -> int:
 
 
 def _place(index: Index | None, offset: Tensor) -> Tensor:
-    return torch.zeros_like(offset) if index is None else index(offset) + index.reach
+    return torch.zeros_like(offset, dtype=torch.int64) if index is None else index(offset) + index.reach
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,20 @@ import os
 import sys
 from pathlib import Path
 
+HOME = Path(__file__).parents[1] / "_kernel"
+"""Filled by the installation, or by `cmake -S . -B build && cmake --build build` in a checkout."""
+
 NAME = "libwhereformer" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-ENVIRONMENT = "WHEREFORMER_LIBRARY"  # another build, say one with sanitizers
+
+LOG = HOME / "not-built.log"
+"""What csrc/building.py keeps of a build that failed."""
+
+ENVIRONMENT = "WHEREFORMER_LIBRARY"
+"""The variable that names another build, say one with sanitizers."""
 
 
 def path() -> Path | None:
-    """The library that the environment names, or else the one beside this file: put there by the installation, or
-    by `cmake -S . -B build && cmake --build build` in a checkout. None if there is none."""
+    """The library; None if there is none."""
     if named := os.environ.get(ENVIRONMENT):
         return Path(named)
-    return found if (found := Path(__file__).with_name(NAME)).is_file() else None
-
-
-def why_missing() -> str:
-    """The log of the build that failed at installation, or "" if none is kept."""
-    log = Path(__file__).with_name("kernel-not-built.log")
-    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return found if (found := HOME / NAME).is_file() else None

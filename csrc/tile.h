@@ -1,0 +1,333 @@
+// What a few queries and a block of keys have to do with lookups.
+#pragma once
+#include "lookup.h"
+#include "rows.h"
+
+namespace wf::WF_ISA {
+
+constexpr int MOST_LOOKUPS = 8;
+constexpr int64_t BLOCK = 512;  // keys that are worked on at a time, about: whole rows of patches
+
+// Some rows of keys, and all queries' view of them.
+struct Block {
+  int64_t index, first, count;  // tokens
+  int64_t prefix;               // how many of them are prefix tokens
+  int64_t row, rows;            // rows of patches
+};
+
+// Rows of keys on which no lookup changes its line.
+struct Stretch {
+  int32_t row, rows;  // row: counted from the block's first
+  int32_t line[MOST_LOOKUPS];
+};
+
+// A row of queries before a block of keys.
+struct Stretches {
+  int64_t row = -1, block = -1;
+  int64_t count;
+  int32_t low[MOST_LOOKUPS], high[MOST_LOOKUPS];  // buckets in use
+  int8_t order[MOST_LOOKUPS];  // 1, −1: buckets of one stretch follow (precede) those of the stretch before; 0: neither
+  Stretch *list;
+};
+
+// Lookups that are read together: those of the logits, or those of the values.
+struct Group {
+  int64_t count = 0, by_query = 0, shared = 0;  // first those by query (or of values), then shared, then by key
+  Lookup lookup[MOST_LOOKUPS];
+  const WfLookup *given[MOST_LOOKUPS];
+
+  explicit operator bool() const { return count; }
+  bool is_by_query(int64_t f) const { return f < by_query; }
+  bool is_shared(int64_t f) const { return by_query <= f && f < by_query + shared; }
+};
+
+// Where a group finds what it adds.
+struct Sources {
+  const float *scores[MOST_LOOKUPS];  // by query: of this query. Shared: [lines][stride]. By key: [buckets][keys]
+  int64_t keys;                       // stride of those by key
+};
+
+struct Problem {
+  const WfAttention &a;
+  int64_t queries, keys, width, key_rows, key_prefix, block_rows, blocks;
+  bool looks;  // whether anything depends on where tokens are
+  Group logits, values;
+
+  Problem(const WfAttention &attention, Arena &arena, bool counting)
+      : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)), looks(a.lookups) {
+    width = looks ? a.keys.width : 1;
+    key_prefix = looks ? a.keys.prefix : 0;
+    key_rows = looks ? a.keys.frames * a.keys.height : keys;
+    blocks = smaller(key_rows, (keys + BLOCK - 1) / BLOCK);
+    block_rows = (key_rows + blocks - 1) / blocks;
+    blocks = (key_rows + block_rows - 1) / block_rows;
+    constexpr int64_t ORDER[] = {WF_BY_QUERY, WF_SHARED, WF_BY_KEY, WF_VALUES};
+    for (int64_t kind : ORDER)
+      for (int64_t n = 0; n < a.lookups; n++) {
+        if (a.lookup[n].kind != kind) continue;
+        Group &group = kind == WF_VALUES ? values : logits;
+        group.given[group.count] = a.lookup + n;
+        group.lookup[group.count++] = prepare(a, a.lookup[n], arena, counting);
+        group.by_query += kind == WF_BY_QUERY || kind == WF_VALUES, group.shared += kind == WF_SHARED;
+      }
+  }
+
+  static int64_t tokens(const WfGrid &grid) { return grid.prefix + grid.frames * grid.height * grid.width; }
+
+  Block block(int64_t t) const {
+    Block b{t, 0, 0, t ? 0 : key_prefix, t * block_rows, 0};
+    b.rows = smaller(block_rows, key_rows - b.row);
+    b.first = t ? key_prefix + b.row * width : 0;
+    b.count = b.prefix + b.rows * width;
+    return b;
+  }
+  int64_t most_keys() const { return key_prefix + block_rows * width; }  // of a block
+};
+
+// Remembers the stretches of the last few rows of queries.
+class StretchFinder {
+ public:
+  StretchFinder(const Problem &p, const Group &group, Arena &arena) : problem_(p), group_(group) {
+    for (auto &s : recent_) s.list = arena.take<Stretch>(p.block_rows);
+  }
+
+  const Stretches &operator()(int64_t query_row, const Block &block) {
+    Stretches &found = recent_[query_row % ROWS];
+    if (found.row == query_row && found.block == block.index) return found;
+    found.row = query_row, found.block = block.index, found.count = 0;
+    for (int64_t f = 0; f < group_.count; f++) find_lines(found, f, query_row, block);
+    merge(found, block);
+    for (int64_t f = 0; f < group_.count; f++) describe(found, f);
+    return found;
+  }
+
+ private:
+  static constexpr int ROWS = 8;
+
+  void find_lines(Stretches &found, int64_t f, int64_t query_row, const Block &block) const {
+    const RowOffsets offset(problem_.a, *group_.given[f]);
+    for (int64_t y = 0; y < block.rows; y++) found.list[y].line[f] = group_.lookup[f].line[offset(query_row, block.row + y)];
+  }
+
+  void merge(Stretches &found, const Block &block) const {
+    for (int64_t y = 0; y < block.rows; y++) {
+      Stretch &here = found.list[y];
+      bool same = found.count;
+      for (int64_t f = 0; f < group_.count; f++) same = same && found.list[found.count - 1].line[f] == here.line[f];
+      if (same) {
+        found.list[found.count - 1].rows++;
+      } else {
+        here.row = int32_t(y), here.rows = 1;
+        found.list[found.count++] = here;
+      }
+    }
+  }
+
+  void describe(Stretches &found, int64_t f) const {
+    const Lookup &lookup = group_.lookup[f];
+    bool up = true, down = true;
+    for (int64_t n = 0; n < found.count; n++) {
+      const int32_t line = found.list[n].line[f], low = lookup.low[line], high = lookup.high[line];
+      found.low[f] = n ? int32_t(smaller(found.low[f], low)) : low;
+      found.high[f] = n ? int32_t(larger(found.high[f], high)) : high;
+      if (!n) continue;
+      const int32_t before = found.list[n - 1].line[f];
+      up = up && low > lookup.high[before], down = down && high < lookup.low[before];
+    }
+    found.order[f] = up ? 1 : down ? -1 : 0;
+  }
+
+  const Problem &problem_;
+  const Group &group_;
+  Stretches recent_[ROWS];
+};
+
+// Where query i lies.
+struct Place {
+  bool prefix;
+  int64_t row, x;
+  Place() = default;
+  Place(const WfGrid &grid, int64_t i)
+      : prefix(i < grid.prefix), row((i - grid.prefix) / grid.width), x((i - grid.prefix) % grid.width) {}
+};
+
+// ---- One query's row of logits before q·k: the sum of a group's lookups. s has room for LANES more.
+
+WF_INLINE V read_keys(const Lookup &lookup, const float *scores, int64_t keys, int64_t line, int64_t t) {
+  const int32_t *at = lookup.run_at + line * lookup.span + t;
+  const Run *run = lookup.runs + at[0], *end = lookup.runs + at[1];
+  V v = load(scores + run->bucket * keys);
+  while (++run < end) v = from_lane(run->lane, load(scores + run->bucket * keys), v);
+  return v;
+}
+
+// Of pairs with a prefix token: the same for all keys, but for lookups by key.
+inline void fill_prefix(const Group &group, const Sources &from, int64_t count, float *s) {
+  float same = 0;
+  for (int64_t f = 0; f < group.by_query + group.shared; f++) {
+    const Lookup &lookup = group.lookup[f];
+    if (lookup.prefix < 0) continue;
+    same += from.scores[f][group.is_shared(f) ? lookup.lines * lookup.stride() : lookup.prefix];
+  }
+  for (int64_t j = 0; j < count; j++) s[j] = same;
+  for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
+    const Lookup &lookup = group.lookup[f];
+    if (lookup.prefix < 0) continue;
+    const float *scores = from.scores[f] + lookup.prefix * from.keys;
+    for (int64_t j = 0; j < count; j++) s[j] += scores[j];
+  }
+}
+
+// Vectors are stored whole and in order: what spills over the end of a row, the next row overwrites.
+inline void fill(const Group &group, const Sources &from, const Stretches &stretches, int64_t x, const Block &block,
+                 int64_t width, float *s) {
+  fill_prefix(group, from, block.prefix, s);
+  s += block.prefix;
+  const int64_t shared_end = group.by_query + group.shared;
+  int64_t slice[MOST_LOOKUPS];
+  for (int64_t f = 0; f < group.count; f++) slice[f] = group.lookup[f].slice(x);
+  for (int64_t chunk = 0; chunk < width; chunk += LANES) {
+    const int64_t x0 = width < LANES ? 0 : smaller(chunk, width - LANES);
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      V same{};
+      for (int64_t f = 0; f < group.by_query; f++)
+        same += group.lookup[f].read(from.scores[f], stretch.line[f], slice[f] + x0);
+      for (int64_t f = group.by_query; f < shared_end; f++)
+        same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + slice[f] + x0);
+      float *row = s + stretch.row * width + x0;
+      if (shared_end == group.count) {
+        for (int32_t y = 0; y < stretch.rows; y++, row += width) store(row, same);
+        continue;
+      }
+      int64_t j = block.prefix + stretch.row * width + x0;
+      for (int32_t y = 0; y < stretch.rows; y++, row += width, j += width) {
+        V v = same;
+        for (int64_t f = shared_end; f < group.count; f++)
+          v += read_keys(group.lookup[f], from.scores[f] + j, from.keys, stretch.line[f], slice[f] + x0);
+        store(row, v);
+      }
+    }
+  }
+}
+
+// ---- The transpose: from one query's row of weights to sums over buckets.
+
+// sums[stretch][x] = Σ over the stretch's rows. Lanes past the width hold what is not wanted.
+inline void sum_rows(const Stretches &stretches, const float *s, int64_t width, float *sums) {
+  const int64_t room = whole(width);
+  for (int64_t x0 = 0; x0 < width; x0 += LANES)
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      const float *row = s + stretch.row * width + x0;
+      V v = load(row);
+      for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
+      store(sums + n * room + x0, v);
+    }
+}
+
+// weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
+// more than the stretches have. `sums` and `lines` have room for TILE more rows.
+inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
+                        const float *sums, int32_t low, int32_t high, float *lines, float *weights) {
+  const Lookup &lookup = group.lookup[f];
+  const int64_t room = whole(width), t = lookup.slice(x);
+  for (int64_t b = low; b <= high; b += LANES) store(weights + b, V{});
+  if (!lookup.onehot) {
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const int32_t *bucket = lookup.at(stretches.list[n].line[f], t);
+      for (int64_t k = 0; k < width; k++) weights[bucket[k]] += sums[n * room + k];
+    }
+    return;
+  }
+  if (lookup.alike) {
+    for (int64_t n = 0; n < stretches.count; n += TILE)
+      product<SET>(sums + n * room, room, lookup.onehots(0, t), LANES, lines + n * LANES, LANES, width, LANES);
+  } else {
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const float *onehot = lookup.onehots(stretches.list[n].line[f], t);
+      V v{};
+      for (int64_t k = 0; k < width; k++) v += sums[n * room + k] * load(onehot + k * LANES);
+      store(lines + n * LANES, v);
+    }
+  }
+  for (int64_t n = 0; n < stretches.count; n++) {
+    const int64_t m = stretches.order[f] < 0 ? stretches.count - 1 - n : n;
+    float *at = weights + lookup.low[stretches.list[m].line[f]];
+    const V v = load(lines + m * LANES);
+    store(at, stretches.order[f] ? v : load(at) + v);
+  }
+}
+
+// The weights of each bucket, for TILE queries and a block of keys.
+class BucketSums {
+ public:
+  BucketSums(const Problem &p, const Group &group, Arena &arena) : p_(p), group_(group) {
+    if (!group) return;
+    rows_ = arena.take<float>((p.block_rows + TILE) * whole(p.width));
+    lines_ = arena.take<float>((p.block_rows + TILE) * LANES);
+  }
+
+  // Of lookup f: weights[m][bucket] = Σ_j s[m][j] over keys in that bucket, for low <= bucket <= high and the prefix's.
+  // `prefix_queries`: whether to sum those too, whose keys all share the prefix's bucket.
+  void operator()(int64_t f, const Stretches *const *stretches, const Place *place, int64_t count, const Block &block,
+                  const float *s, int64_t row, int32_t low, int32_t high, bool prefix_queries, float *weights,
+                  int64_t room) const {
+    const int64_t prefix = group_.lookup[f].prefix;
+    for (int64_t m = 0; m < count; m++, s += row, weights += room) {
+      if (place[m].prefix) {
+        for (int64_t n = low; n <= high; n++) weights[n] = 0;
+      } else {
+        sum_rows(*stretches[m], s + block.prefix, p_.width, rows_);
+        sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, low, high, lines_, weights);
+      }
+      if (prefix < 0) continue;
+      const int64_t end = !place[m].prefix ? block.prefix : prefix_queries ? block.count : 0;
+      float sum = 0;
+      for (int64_t j = 0; j < end; j++) sum += s[j];
+      weights[prefix] = sum;
+    }
+  }
+
+ private:
+  const Problem &p_;
+  const Group &group_;
+  float *rows_ = nullptr, *lines_ = nullptr;
+};
+
+// The rows of queries of a tile before a block of keys, and the buckets they have there.
+struct View {
+  const Stretches *stretches[TILE];
+
+  void look(StretchFinder &find, const Place *place, int64_t count, const Block &block) {
+    for (int64_t m = 0; m < count; m++) stretches[m] = place[m].prefix ? nullptr : &find(place[m].row, block);
+  }
+
+  // high < low if there are none.
+  void buckets(int64_t f, int64_t count, int32_t *low, int32_t *high) const {
+    *low = INT32_MAX, *high = -1;
+    for (int64_t m = 0; m < count; m++) {
+      if (!stretches[m]) continue;
+      *low = int32_t(smaller(*low, stretches[m]->low[f])), *high = int32_t(larger(*high, stretches[m]->high[f]));
+    }
+  }
+};
+
+// c[m] += weights[m]·table, of buckets low ... high and of the prefix's.
+inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, int64_t room, int64_t count,
+                     int32_t low, int32_t high, float *c, int64_t features) {
+  const float *table = lookup.tall + head * lookup.tall_head;
+  if (low <= high)
+    product<ADD>(weights + low, room, table + low * features, features, c, features, high - low + 1, features);
+  if (lookup.prefix < 0) return;
+  for (int64_t m = 0; m < count; m++) {
+    const float weight = weights[m * room + lookup.prefix];
+    if (weight == 0) continue;
+    for (int64_t d = 0; d < features; d += LANES) {
+      float *at = c + m * features + d;
+      store(at, load(at) + load(table + lookup.prefix * features + d) * weight);
+    }
+  }
+}
+
+}  // namespace wf::WF_ISA
