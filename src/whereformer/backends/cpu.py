@@ -18,6 +18,9 @@ from whereformer.mask import Mask
 MOST_FEATURES = 256
 """Of a head, with those that biases of low rank ride on."""
 
+MOST_LOOKUPS = 8
+"""On the logits, and on the values."""
+
 
 def cannot(forms: Forms, call: Call | None = None) -> str:
     """Why these forms, or this call of them, cannot be served, or "" if they can."""
@@ -29,6 +32,9 @@ def cannot(forms: Forms, call: Call | None = None) -> str:
         return "lookups where patches do not fill their grid"
     if any(view != views[0] for view in views):
         return "lookups that see the same tokens on different grids"
+    for what in (forms.biases, forms.values):
+        if (count := sum(map(lookups.count, what))) > MOST_LOOKUPS:
+            return f"{count} lookups, more than {MOST_LOOKUPS}"
     return "" if call is None else _cannot_now(forms, call)
 
 

@@ -74,7 +74,7 @@ def _library() -> ctypes.CDLL:
     for name in ("whereformer_error", "whereformer_isa"):
         getattr(found, name).restype = ctypes.c_char_p
     found.whereformer_layout.restype = Size
-    ours, theirs = (ctypes.sizeof(WfAttention), ctypes.sizeof(WfLookup)), divmod(found.whereformer_layout(), 2**32)
+    ours, theirs = ctypes.sizeof(WfAttention) + ctypes.sizeof(WfLookup), found.whereformer_layout()
     if ours != theirs:
         raise OSError(f"{path} is of another version: its structures have {theirs} bytes, not {ours}")
     return found

@@ -61,6 +61,11 @@ def grids(form: Form) -> tuple[Grid, Grid] | None:
             return None
 
 
+def count(form: object) -> int:
+    """How many lookups a form makes, at most."""
+    return 2 if isinstance(form, AxisBias) else int(isinstance(form, Form))
+
+
 def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) -> Iterator[Lookup]:
     """A form as lookups.
 

@@ -24,7 +24,7 @@ ROUNDINGS = 512
 """Roundings between input and output of equal computations in another order: sums over features and tokens."""
 
 LOGIT_ROUNDINGS = 4
-"""Roundings of a weight for each unit of a logit: two of the logit, each of which moves the weight by twice that."""
+"""Roundings of a weight for each unit of a logit: two of the logit, which move the weight by twice that."""
 
 
 @dataclass(frozen=True)
