@@ -463,7 +463,7 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
         (lambda: attention(X, X, X, GRID, dropout=-0.1), "dropout=-0.1"),
         (
             lambda: attention(X, X, X, GRID, backend="flash"),
-            "backend='flash', expected one of .*'reference', 'sdpa'",
+            "backend='flash', expected one of .*'reference', 'cpu', 'sdpa'",
         ),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(6, dtype=torch.bool)), r"mask \(6,\), expected a shape"),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(4, 1, 1, 1, 1) > 0), "mask .*expected a shape"),
