@@ -104,13 +104,12 @@ class Backward {
                                             : arena.take<float>(whole(lookup.buckets, TILE) * row_);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
-      value_scores_[f] = arena.take<float>(TILE * room(p.values.lookup[f]));
+      value_from_.scores[f] = arena.take<float>(TILE * room(p.values.lookup[f]));
       value_weights_[f] = arena.take<float>(GROUP * room(p.values.lookup[f]));
     }
   }
 
-  void operator()(int64_t b, int64_t h, int64_t first, int64_t end, KeyGrads grads) {
-    const Head<T> head(a_, b, h);
+  void operator()(const Head<T> &head, int64_t first, int64_t end, KeyGrads grads) {
     logits_.start_head(head);
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
@@ -221,15 +220,13 @@ class Backward {
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);
       read_table(p_.values.lookup[f], head.h, g, value_features_, a_.value_features, count, low, high,
-                 block.prefix || logits_.place[0].prefix, value_scores_[f]);
+                 block.prefix || logits_.place[0].prefix, value_from_.scores[f]);
     }
     for (int64_t n = 0; n < count; n++) {
-      Sources from{{}, row_};
-      for (int64_t f = 0; f < p_.values.count; f++) from.scores[f] = value_scores_[f] + n * room(p_.values.lookup[f]);
       if (logits_.place[n].prefix)
-        fill_prefix(p_.values, from, block.count, ds + n * row_);
+        fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, from, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
     }
     product_panels<ADD>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
   }
@@ -366,7 +363,8 @@ class Backward {
   int64_t features_, value_features_, row_;
   float *value_panels_, *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
   float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [buckets][row], this block's keys
-  float *value_scores_[MOST_LOOKUPS], *value_weights_[MOST_LOOKUPS];
+  Sources value_from_;
+  float *value_weights_[MOST_LOOKUPS];
 };
 
 }  // namespace wf::WF_ISA

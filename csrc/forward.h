@@ -50,7 +50,7 @@ struct Logits {
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
   float *panels, *plain_panels;   // keys · scale, turned and not, transposed
-  float *scores[MOST_LOOKUPS];    // see Sources; by query: [TILE][width + LANES]
+  Sources from;
   float *plain, *turned;          // queries · log2(e): [TILE][features]
   View view;
   Place place[TILE];
@@ -62,10 +62,12 @@ struct Logits {
     plain_panels = a.pairs && p.logits.count > p.logits.by_query + p.logits.shared ? arena.take<float>(room) : panels;
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.width + LANES)
+      from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.width + LANES)
                                     : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
                                                             : whole(lookup.buckets, TILE) * row);
+      if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
+    from.keys = row;
     plain = arena.take<float>(TILE * features);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
   }
@@ -76,8 +78,8 @@ struct Logits {
       const Lookup &lookup = p.logits.lookup[f];
       const float *given = p.logits.given[f]->scores + head.h * lookup.head;
       const int64_t places = lookup.lines * lookup.stride();
-      for (int64_t t = 0; t < places; t++) scores[f][t] = given[lookup.buckets_at[t]] * LOG2E;
-      scores[f][places] = lookup.prefix < 0 ? 0 : given[lookup.prefix] * LOG2E;
+      for (int64_t t = 0; t < places; t++) from.scores[f][t] = given[lookup.buckets_at[t]] * LOG2E;
+      from.scores[f][places] = lookup.prefix < 0 ? 0 : given[lookup.prefix] * LOG2E;
     }
   }
 
@@ -87,20 +89,21 @@ struct Logits {
       read_transposed(head.k, a.k.token, block.first, block.count, a.features, nullptr, float(a.scale), plain_panels);
     for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
+      from.key_lines[f].forget();
       if (lookup.given) {
         const float *given = p.logits.given[f]->scores + (head.b * a.heads + head.h) * p.keys * lookup.buckets;
         for (int64_t n = 0; n < lookup.buckets; n++)
           for (int64_t j = 0; j < block.count; j++)
-            scores[f][n * row + j] = given[(block.first + j) * lookup.buckets + n] * LOG2E;
+            from.scores[f][n * row + j] = given[(block.first + j) * lookup.buckets + n] * LOG2E;
         continue;
       }
       const float *tall = lookup.tall + head.h * lookup.tall_head;
       for (int64_t n = 0; n < lookup.buckets; n += TILE)
-        product_panels<SET>(tall + n * features, features, plain_panels, scores[f] + n * row, row, a.features, block.count);
+        product_panels<SET>(tall + n * features, features, plain_panels, from.scores[f] + n * row, row, a.features, block.count);
       const float factor = LOG2E / float(a.scale);
       for (int64_t n = 0; n < lookup.buckets; n++)
         for (int64_t j = 0; j < block.count; j += LANES) {
-          float *s = scores[f] + n * row + j;
+          float *s = from.scores[f] + n * row + j;
           store(s, load(s) * factor);
         }
     }
@@ -112,13 +115,10 @@ struct Logits {
     for (int64_t f = 0; f < p.logits.by_query; f++) read_scores(head, f, i, count, block);
     if (p.logits) {
       for (int64_t m = 0; m < count; m++) {
-        Sources from{{}, row};
-        for (int64_t f = 0; f < p.logits.count; f++)
-          from.scores[f] = scores[f] + (p.logits.is_by_query(f) ? m * (p.logits.lookup[f].width + LANES) : 0);
         if (place[m].prefix)
-          fill_prefix(p.logits, from, block.count, s + m * row);
+          fill_prefix(p.logits, from, m, block.count, s + m * row);
         else
-          fill(p.logits, from, *view.stretches[m], place[m].x, block, p.width, s + m * row);
+          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
       product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
     } else {
@@ -146,12 +146,12 @@ struct Logits {
     const int64_t room = lookup.width + LANES;
     if (lookup.given) {
       const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * p.queries + i) * lookup.buckets;
-      for (int64_t m = 0; m < count; m++) read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores[f] + m * room);
+      for (int64_t m = 0; m < count; m++) read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, from.scores[f] + m * room);
       return;
     }
     int32_t low, high;
     view.buckets(f, count, &low, &high);
-    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, scores[f]);
+    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, from.scores[f]);
   }
 
   void mask(const Head<T> &head, int64_t i, const Block &block, float *s) const {
@@ -169,6 +169,28 @@ struct Logits {
   }
 };
 
+// Spreads the prefetches of the next block's keys and values over the queries of this one.
+template <class T>
+class Soon {
+ public:
+  Soon(const WfAttention &a, const Head<T> *head, const Block &block, int64_t queries)
+      : a_(a), head_(head), at_(block.first), end_(block.first + block.count),
+        each_((block.count + queries - 1) / queries) {}
+
+  void prefetch(int64_t queries) {
+    const int64_t count = smaller(each_ * queries, end_ - at_);
+    if (!head_) return;
+    prefetch_rows(head_->k, a_.k.token, at_, count, a_.features);
+    prefetch_rows(head_->v, a_.v.token, at_, count, a_.value_features);
+    at_ += count;
+  }
+
+ private:
+  const WfAttention &a_;
+  const Head<T> *head_;
+  int64_t at_, end_, each_;
+};
+
 template <class T>
 class Forward {
  public:
@@ -184,14 +206,20 @@ class Forward {
       weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].width + LANES));
   }
 
-  void operator()(int64_t b, int64_t h, int64_t first, int64_t end) {
-    const Head<T> head(a_, b, h);
+  // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.
+  void operator()(const Head<T> &head, int64_t first, int64_t end, const Head<T> *next) {
     logits_.start_head(head);
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
       logits_.start_block(head, block);
       read_rows(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, v_);
-      for (int64_t i = first; i < end; i += TILE) tile(head, i, smaller(TILE, end - i), block);
+      const bool last = t == p_.blocks - 1;
+      Soon<T> soon(a_, last ? next : &head, p_.block(last ? 0 : t + 1), end - first);
+      for (int64_t i = first; i < end; i += TILE) {
+        prefetch_rows(head.q, a_.q.token, i + TILE, smaller(TILE, end - i - TILE), a_.features);
+        soon.prefetch(smaller(TILE, end - i));
+        tile(head, i, smaller(TILE, end - i), block);
+      }
     }
   }
 

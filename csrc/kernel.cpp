@@ -36,10 +36,11 @@ void forward_of(const WfAttention &a) {
 #endif
     Arena mine(memory.start() + thread * size);
     Forward<T> work(p, mine);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(static)
     for (int64_t u = 0; u < units; u++) {
-      const int64_t n = u / cuts, cut = u % cuts;
-      work(n / a.heads, n % a.heads, p.queries * cut / cuts, p.queries * (cut + 1) / cuts);
+      const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
+      const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
+      work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next);
     }
   }
 }
@@ -92,7 +93,7 @@ void backward_of(const WfAttention &a) {
     for (int64_t u = 0; u < units; u++) {
       const int64_t n = u / cuts, cut = u % cuts;
       const KeyGrads grads = cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
-      work(n / a.heads, n % a.heads, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, grads);
+      work(Head<T>(a, n / a.heads, n % a.heads), p.queries * cut / cuts, p.queries * (cut + 1) / cuts, grads);
     }
     if (cuts > 1) {
 #pragma omp for schedule(static)

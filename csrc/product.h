@@ -11,27 +11,27 @@ constexpr int PANEL = WIDE * LANES;             // columns of C
 enum Result { SET, ADD };
 enum Left { ROWS, COLUMNS };  // A[m, k] is a[m lda + k], or a[k lda + m]
 
-template <int vectors, Result result, Left left>
+template <int vectors, Result result, Left left, int rows = TILE>
 WF_INLINE void product_panel(const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc,
                              int64_t depth) {
-  V sums[TILE][vectors];
-#pragma GCC unroll 6
-  for (int m = 0; m < TILE; m++)
+  V sums[rows][vectors];
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) sums[m][z] = result == ADD ? load(c + m * ldc + z * LANES) : V{};
   for (int64_t k = 0; k < depth; k++) {
     V right[vectors];
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) right[z] = load(b + k * ldb + z * LANES);
-#pragma GCC unroll 6
-    for (int m = 0; m < TILE; m++) {
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; m++) {
       const V x = all(left == ROWS ? a[m * lda + k] : a[k * lda + m]);
 #pragma GCC unroll 4
       for (int z = 0; z < vectors; z++) sums[m][z] += x * right[z];
     }
   }
-#pragma GCC unroll 6
-  for (int m = 0; m < TILE; m++)
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) store(c + m * ldc + z * LANES, sums[m][z]);
 }

@@ -85,6 +85,14 @@ struct Turner {
   }
 };
 
+// Asks for tokens that will be read soon: rows lie far apart, the processor does not guess.
+template <class T>
+WF_INLINE void prefetch_rows(const T *x, int64_t token, int64_t first, int64_t count, int64_t features) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  for (int64_t i = first; i < first + count; i++)
+    for (int64_t d = 0; d < features; d += LINE) __builtin_prefetch(x + i * token + d, 0, 2);
+}
+
 // The tokens first ... first + count of one head, turned and scaled: [count, whole(features)].
 template <class T>
 void read_rows(const T *x, int64_t token, int64_t first, int64_t count, int64_t features, const Turner *turn,
@@ -100,7 +108,7 @@ void read_rows(const T *x, int64_t token, int64_t first, int64_t count, int64_t 
 template <class T>
 void read_transposed(const T *x, int64_t token, int64_t first, int64_t count, int64_t features, const Turner *turn,
                      float factor, float *out) {
-  float rows[LANES][LANES];
+  float row[LANES];
   float turned[LANES * 256];
   for (int64_t p = 0; p < count; p += PANEL, out += PANEL * features)
     for (int64_t c = 0; c < PANEL && p + c < count; c += LANES) {
@@ -108,20 +116,29 @@ void read_transposed(const T *x, int64_t token, int64_t first, int64_t count, in
       if (turn && *turn) read_rows(x, token, i, valid, features, turn, factor, turned);
       for (int64_t d = 0; d < features; d += LANES) {
         V square[LANES];
-        for (int r = 0; r < LANES; r++) {
-          square[r] = V{};
-          if (r >= valid) continue;
-          if (turn && *turn) {
-            square[r] = load(turned + r * whole(features) + d);
-          } else if (d + LANES <= features) {
-            square[r] = load(x + (i + r) * token + d) * factor;
-          } else {
-            read_row(x + (i + r) * token + d, features - d, factor, rows[r]);
-            square[r] = load(rows[r]);
+        if (valid == LANES && d + LANES <= features && !(turn && *turn)) {
+#pragma GCC unroll 16
+          for (int r = 0; r < LANES; r++) square[r] = load(x + (i + r) * token + d) * factor;
+        } else {
+          for (int r = 0; r < LANES; r++) {
+            square[r] = V{};
+            if (r >= valid) continue;
+            if (turn && *turn) {
+              square[r] = load(turned + r * whole(features) + d);
+            } else {
+              read_row(x + (i + r) * token + d, smaller(LANES, features - d), factor, row);
+              square[r] = load(row);
+            }
           }
         }
         transpose(square);
-        for (int r = 0; r < smaller(LANES, features - d); r++) store(out + (d + r) * PANEL + c, square[r]);
+        float *to = out + d * PANEL + c;
+        if (d + LANES <= features) {
+#pragma GCC unroll 16
+          for (int r = 0; r < LANES; r++) store(to + r * PANEL, square[r]);
+        } else {
+          for (int r = 0; r < features - d; r++) store(to + r * PANEL, square[r]);
+        }
       }
     }
 }

@@ -23,8 +23,7 @@ struct Stretch {
 
 // A row of queries before a block of keys.
 struct Stretches {
-  int64_t row = -1, block = -1;
-  int64_t count;
+  int64_t row, block, count;  // row −1: none yet
   int32_t low[MOST_LOOKUPS], high[MOST_LOOKUPS];  // buckets in use
   int8_t order[MOST_LOOKUPS];  // 1, −1: buckets of one stretch follow (precede) those of the stretch before; 0: neither
   Stretch *list;
@@ -39,12 +38,6 @@ struct Group {
   explicit operator bool() const { return count; }
   bool is_by_query(int64_t f) const { return f < by_query; }
   bool is_shared(int64_t f) const { return by_query <= f && f < by_query + shared; }
-};
-
-// Where a group finds what it adds.
-struct Sources {
-  const float *scores[MOST_LOOKUPS];  // by query: of this query. Shared: [lines][stride]. By key: [buckets][keys]
-  int64_t keys;                       // stride of those by key
 };
 
 struct Problem {
@@ -88,11 +81,15 @@ struct Problem {
 class StretchFinder {
  public:
   StretchFinder(const Problem &p, const Group &group, Arena &arena) : problem_(p), group_(group) {
-    for (auto &s : recent_) s.list = arena.take<Stretch>(p.block_rows);
+    const int64_t query_rows = p.a.queries.frames * p.a.queries.height;
+    count_ = larger(TILE + 2, smaller(query_rows, ROOM / p.block_rows));
+    recent_ = arena.take<Stretches>(count_);
+    auto *lists = arena.take<Stretch>(count_ * p.block_rows);
+    for (int64_t n = 0; recent_ && n < count_; n++) recent_[n].row = -1, recent_[n].list = lists + n * p.block_rows;
   }
 
   const Stretches &operator()(int64_t query_row, const Block &block) {
-    Stretches &found = recent_[query_row % ROWS];
+    Stretches &found = recent_[query_row % count_];
     if (found.row == query_row && found.block == block.index) return found;
     found.row = query_row, found.block = block.index, found.count = 0;
     for (int64_t f = 0; f < group_.count; f++) find_lines(found, f, query_row, block);
@@ -102,7 +99,7 @@ class StretchFinder {
   }
 
  private:
-  static constexpr int ROWS = 8;
+  static constexpr int64_t ROOM = 2048;  // stretches
 
   void find_lines(Stretches &found, int64_t f, int64_t query_row, const Block &block) const {
     const RowOffsets offset(problem_.a, *group_.given[f]);
@@ -139,7 +136,8 @@ class StretchFinder {
 
   const Problem &problem_;
   const Group &group_;
-  Stretches recent_[ROWS];
+  int64_t count_;
+  Stretches *recent_;
 };
 
 // Where query i lies.
@@ -151,8 +149,9 @@ struct Place {
       : prefix(i < grid.prefix), row((i - grid.prefix) / grid.width), x((i - grid.prefix) % grid.width) {}
 };
 
-// ---- One query's row of logits before q·k: the sum of a group's lookups. s has room for LANES more.
+// ---- One query's row of logits before q·k: the sum of a group's lookups.
 
+// The scores of LANES keys of a row from place t of their line on.
 WF_INLINE V read_keys(const Lookup &lookup, const float *scores, int64_t keys, int64_t line, int64_t t) {
   const int32_t *at = lookup.run_at + line * lookup.span + t;
   const Run *run = lookup.runs + at[0], *end = lookup.runs + at[1];
@@ -161,13 +160,71 @@ WF_INLINE V read_keys(const Lookup &lookup, const float *scores, int64_t keys, i
   return v;
 }
 
+// Where LANES keys of a row start: the last vector ends with the row, if the row is long enough.
+WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) { return width < LANES ? 0 : smaller(chunk, width - LANES); }
+
+// What keys say, laid out as queries see it: for each row of keys the line that the present row of queries sees, read
+// once for each column of queries. Most rows of queries see what the row before saw.
+class KeyLines {
+ public:
+  KeyLines() = default;
+  KeyLines(const Problem &p, Arena &arena) : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows) {
+    if (columns_ * whole(width_) * rows_ > ROOM) return;
+    lines_ = arena.take<int32_t>(rows_);
+    laid_ = arena.take<float>(rows_ * columns_ * whole(width_));
+    fits_ = true;
+  }
+
+  bool fit() const { return fits_; }
+  void forget() {
+    for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
+  }
+
+  // The scores [width] of row y of a block, for queries in column x. `scores` are those of the row's first key.
+  const float *operator()(const Lookup &lookup, const float *scores, int64_t keys, int32_t line, int64_t y, int64_t x) {
+    if (lines_[y] != line) lay(lookup, scores, keys, line, y);
+    return laid_ + (y * columns_ + x) * whole(width_);
+  }
+
+ private:
+  static constexpr int64_t ROOM = 1 << 18;  // floats
+
+  void lay(const Lookup &lookup, const float *scores, int64_t keys, int32_t line, int64_t y) {
+    lines_[y] = line;
+    for (int64_t x = 0; x < columns_; x++)
+      for (int64_t chunk = 0; chunk < width_; chunk += LANES) {
+        const int64_t x0 = chunk_start(chunk, width_);
+        store(laid_ + (y * columns_ + x) * whole(width_) + x0,
+              read_keys(lookup, scores + x0, keys, line, lookup.slice(x) + x0));
+      }
+  }
+
+  int64_t width_, columns_, rows_;
+  bool fits_ = false;
+  int32_t *lines_;
+  float *laid_;
+};
+
+// Where a group finds what it adds.
+struct Sources {
+  float *scores[MOST_LOOKUPS];  // by query: [TILE][width + LANES]. Shared: [lines][stride], then that of prefix tokens.
+                                // By key: [buckets][keys]
+  int64_t keys;                 // stride of those by key
+  KeyLines key_lines[MOST_LOOKUPS];
+
+  const float *of_query(const Group &group, int64_t f, int64_t m) const {
+    return scores[f] + m * (group.lookup[f].width + LANES);
+  }
+};
+
 // Of pairs with a prefix token: the same for all keys, but for lookups by key.
-inline void fill_prefix(const Group &group, const Sources &from, int64_t count, float *s) {
+inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int64_t count, float *s) {
+  if (!count) return;
   float same = 0;
   for (int64_t f = 0; f < group.by_query + group.shared; f++) {
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
-    same += from.scores[f][group.is_shared(f) ? lookup.lines * lookup.stride() : lookup.prefix];
+    same += group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_query(group, f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
@@ -178,34 +235,32 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t count, 
   }
 }
 
-// Vectors are stored whole and in order: what spills over the end of a row, the next row overwrites.
-inline void fill(const Group &group, const Sources &from, const Stretches &stretches, int64_t x, const Block &block,
+// Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
+// next row overwrites.
+inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x, const Block &block,
                  int64_t width, float *s) {
-  fill_prefix(group, from, block.prefix, s);
-  s += block.prefix;
+  fill_prefix(group, from, m, block.prefix, s);
   const int64_t shared_end = group.by_query + group.shared;
-  int64_t slice[MOST_LOOKUPS];
-  for (int64_t f = 0; f < group.count; f++) slice[f] = group.lookup[f].slice(x);
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
-    const int64_t x0 = width < LANES ? 0 : smaller(chunk, width - LANES);
+    const int64_t x0 = chunk_start(chunk, width);
     for (int64_t n = 0; n < stretches.count; n++) {
       const Stretch &stretch = stretches.list[n];
       V same{};
       for (int64_t f = 0; f < group.by_query; f++)
-        same += group.lookup[f].read(from.scores[f], stretch.line[f], slice[f] + x0);
+        same += group.lookup[f].read(from.of_query(group, f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
       for (int64_t f = group.by_query; f < shared_end; f++)
-        same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + slice[f] + x0);
-      float *row = s + stretch.row * width + x0;
-      if (shared_end == group.count) {
-        for (int32_t y = 0; y < stretch.rows; y++, row += width) store(row, same);
-        continue;
-      }
-      int64_t j = block.prefix + stretch.row * width + x0;
-      for (int32_t y = 0; y < stretch.rows; y++, row += width, j += width) {
+        same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
+      int64_t j = block.prefix + stretch.row * width;
+      for (int32_t y = stretch.row; y < stretch.row + stretch.rows; y++, j += width) {
         V v = same;
-        for (int64_t f = shared_end; f < group.count; f++)
-          v += read_keys(group.lookup[f], from.scores[f] + j, from.keys, stretch.line[f], slice[f] + x0);
-        store(row, v);
+        for (int64_t f = shared_end; f < group.count; f++) {
+          const Lookup &lookup = group.lookup[f];
+          if (from.key_lines[f].fit())
+            v += load(from.key_lines[f](lookup, from.scores[f] + j, from.keys, stretch.line[f], y, x) + x0);
+          else
+            v += read_keys(lookup, from.scores[f] + j + x0, from.keys, stretch.line[f], lookup.slice(x) + x0);
+        }
+        store(s + j + x0, v);
       }
     }
   }
@@ -227,7 +282,7 @@ inline void sum_rows(const Stretches &stretches, const float *s, int64_t width, 
 }
 
 // weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
-// more than the stretches have. `sums` and `lines` have room for TILE more rows.
+// more than the stretches have. `sums` and `lines` have room for 8 more rows.
 inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
                         const float *sums, int32_t low, int32_t high, float *lines, float *weights) {
   const Lookup &lookup = group.lookup[f];
@@ -241,8 +296,12 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
     return;
   }
   if (lookup.alike) {
-    for (int64_t n = 0; n < stretches.count; n += TILE)
-      product<SET>(sums + n * room, room, lookup.onehots(0, t), LANES, lines + n * LANES, LANES, width, LANES);
+    const float *onehot = lookup.onehots(0, t);
+    int64_t n = 0;
+    for (; stretches.count - n > TILE; n += 8)
+      product_panel<1, SET, ROWS, 8>(sums + n * room, room, onehot, LANES, lines + n * LANES, LANES, width);
+    if (n < stretches.count)
+      product_panel<1, SET, ROWS>(sums + n * room, room, onehot, LANES, lines + n * LANES, LANES, width);
   } else {
     for (int64_t n = 0; n < stretches.count; n++) {
       const float *onehot = lookup.onehots(stretches.list[n].line[f], t);
@@ -264,8 +323,8 @@ class BucketSums {
  public:
   BucketSums(const Problem &p, const Group &group, Arena &arena) : p_(p), group_(group) {
     if (!group) return;
-    rows_ = arena.take<float>((p.block_rows + TILE) * whole(p.width));
-    lines_ = arena.take<float>((p.block_rows + TILE) * LANES);
+    rows_ = arena.take<float>((p.block_rows + 8) * whole(p.width));
+    lines_ = arena.take<float>((p.block_rows + 8) * LANES);
   }
 
   // Of lookup f: weights[m][bucket] = Σ_j s[m][j] over keys in that bucket, for low <= bucket <= high and the prefix's.
