@@ -214,11 +214,13 @@ _operators.define(
 
 def attention(a: Arguments) -> Tensor:
     """[batch, heads, queries, value features], in memory [batch, queries, heads, value features]."""
-    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (a.q, a.k, a.v, *a.entries))
-    if wants_gradient or torch.compiler.is_compiling():
-        return _attention(*a, wants_gradient)[0]
-    with torch._C._AutoDispatchBelowAutograd():  # which has nothing to do here, and takes its time for it
-        return _attention(*a, False)[0]
+    if torch.compiler.is_compiling():
+        return _attention(*a, _wants_gradient(a))[0]
+    return _differentiable(*a, _wants_gradient(a))[0]  # what the dispatcher would come to
+
+
+def _wants_gradient(a: Arguments) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (a.q, a.k, a.v, *a.entries))
 
 
 def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
@@ -259,10 +261,9 @@ class _Attention(torch.autograd.Function):
     """The operator with its gradients; its tensors one by one, as autograd looks into no lists."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, rest: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
-            keyset = keyset & torch._C._after_autograd_keyset
-            out, lse = _attention.redispatch(keyset, *_filled(rest, tensors), True)
+            out, lse = _attention(*_filled(rest, tensors), True)
         ctx.rest = rest
         ctx.save_for_backward(out, lse, *tensors)
         ctx.mark_non_differentiable(lse)
@@ -271,15 +272,15 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _, _, *wanted = ctx.needs_input_grad
+        _, *wanted = ctx.needs_input_grad
         if grad_out is None:
-            return (None,) * (2 + len(wanted))
+            return (None,) * (1 + len(wanted))
         out, lse, *tensors = ctx.saved_tensors
         a = _filled(ctx.rest, tensors)
         wanted_entries = wanted[FIXED : FIXED + len(a.entries)]
         q, k, v, entries = _attention_backward(grad_out, out, lse, *a, wanted_entries)
         found = [q, k, v, None, None, *(g if w else None for g, w in zip(entries, wanted_entries, strict=True))]
-        return (None, None, *found, *(None,) * (len(wanted) - len(found)))
+        return (None, *found, *(None,) * (len(wanted) - len(found)))
 
 
 FIXED = 5
@@ -301,21 +302,21 @@ def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
     return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added)
 
 
-def _differentiable(keyset: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor]:
     *given, wants_lse = arguments
     a = Arguments(*given)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (a.q, a.k, a.v, *a.entries)):
+    if _wants_gradient(a):
         if not wants_lse:
             raise RuntimeError("whereformer::attention: a gradient needs wants_lse=True")
         rest, tensors = _flat(a)
-        return _Attention.apply(keyset, rest, *tensors)  # pyright: ignore[reportReturnType]
+        return _Attention.apply(rest, *tensors)  # pyright: ignore[reportReturnType]
     with torch._C._AutoDispatchBelowAutograd():
-        return _attention.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+        return _attention(*arguments)
 
 
 _operators.impl("attention", _forward, "CPU")
 _operators.impl("attention_backward", _backward, "CPU")
-_operators.impl("attention", _differentiable, "Autograd", with_keyset=True)
+_operators.impl("attention", _differentiable, "Autograd")
 _attention = torch.ops.whereformer.attention.default
 _attention_backward = torch.ops.whereformer.attention_backward.default
 
