@@ -668,6 +668,14 @@ def test_what_the_kernel_cannot(call: Callable[[], object], message: str) -> Non
         call()
 
 
+def test_transforms_of_torch_func_go_another_way() -> None:
+    q, encodings = torch.randn(4, BATCH, HEADS, TOKENS, HEAD_DIM), some("irpe")
+    got = torch.func.vmap(lambda q: attention(q, q, q, GRID, encodings))(q)
+    close(got, torch.stack([attention(x, x, x, GRID, encodings, backend="reference") for x in q]))
+    with pytest.raises(InputError, match=r"backend='cpu' cannot serve: a transform of torch\.func"):
+        torch.func.vmap(lambda q: attention(q, q, q, GRID, encodings, backend="cpu"))(q)
+
+
 def test_without_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "missing", lambda: "the compiled kernel was not built at installation")
     with pytest.raises(InputError, match=r"cannot serve: the compiled kernel was not built.*Use 'auto'"):

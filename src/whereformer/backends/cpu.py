@@ -44,6 +44,8 @@ def _cannot_now(forms: Forms, call: Call) -> str:
         return f"tensors on {q.device.type}"
     if (dtype := _dtype(q)) not in (torch.float32, torch.bfloat16):
         return f"{str(dtype).removeprefix('torch.')}, where it computes in float32 and bfloat16"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func"
     if dropout:
         return "dropout"
     if mask is not None and mask.added is not None and mask.added.requires_grad and torch.is_grad_enabled():
