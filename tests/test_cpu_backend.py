@@ -669,11 +669,15 @@ def test_what_the_kernel_cannot(call: Callable[[], object], message: str) -> Non
 
 
 def test_transforms_of_torch_func_go_another_way() -> None:
-    q, encodings = torch.randn(4, BATCH, HEADS, TOKENS, HEAD_DIM), some("irpe")
-    got = torch.func.vmap(lambda q: attention(q, q, q, GRID, encodings))(q)
-    close(got, torch.stack([attention(x, x, x, GRID, encodings, backend="reference") for x in q]))
+    q, encodings = torch.randn(BATCH, HEADS, TOKENS, HEAD_DIM, requires_grad=True), some("irpe")
+
+    def total(q: Tensor, backend: str = "auto") -> Tensor:
+        return attention(q, q, q, GRID, encodings, backend=backend).square().sum()
+
+    (expected,) = torch.autograd.grad(total(q, "reference"), q)
+    close(torch.func.grad(total)(q.detach()), expected)
     with pytest.raises(InputError, match=r"backend='cpu' cannot serve: a transform of torch\.func"):
-        torch.func.vmap(lambda q: attention(q, q, q, GRID, encodings, backend="cpu"))(q)
+        torch.func.grad(lambda q: total(q, "cpu"))(q.detach())
 
 
 def test_without_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
