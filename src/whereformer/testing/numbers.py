@@ -43,7 +43,7 @@ def backends_agree(subject: Subject) -> None:
         encoding = subject.make(home)
         for grid in grids:
             for kind, mask in (("absent", None), *((kind, mask) for kind, mask, _ in masks(encoding, grid))):
-                on_every_backend(encoding, grid, mask=mask, where=f"{grid}, mask {kind}")
+                on_every_backend(subject, encoding, grid, mask=mask, where=f"{grid}, mask {kind}")
 
 
 def takes_any_strides(subject: Subject) -> None:

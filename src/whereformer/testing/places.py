@@ -243,7 +243,7 @@ def crosses_grids(subject: Subject) -> None:
             continue
         *_, (kind, added, _) = masks(encoding, home, keys)
         for what, mask in (("absent", None), (kind, added)):
-            on_every_backend(encoding, home, keys, mask, where=f"{where}, mask {what}")
+            on_every_backend(subject, encoding, home, keys, mask, where=f"{where}, mask {what}")
     if encoding.crosses:
         _some_queries(encoding, home)
 

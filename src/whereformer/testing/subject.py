@@ -1,6 +1,5 @@
 """What the promises share: an encoding under test, its inputs, and how far two results may differ."""
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -177,10 +176,16 @@ def run(
 
 
 def on_every_backend(
-    encoding: PositionEncoding, grid: Grid, keys: Grid | None = None, mask: Tensor | None = None, *, where: str
+    subject: Subject,
+    encoding: PositionEncoding,
+    grid: Grid,
+    keys: Grid | None = None,
+    mask: Tensor | None = None,
+    *,
+    where: str,
 ) -> None:
     """Holds each backend that can serve to the reference, in float64 or else in float32."""
-    exact = copy.deepcopy(encoding).float().double()  # numbers that both can hold
+    exact = subject.twin(encoding).float().double()  # numbers that both can hold
     inputs = inputs_on(encoding, grid, keys).map(lambda t: t.detach().float().double().requires_grad_())
     expected = run(exact, grid, keys, inputs=inputs, mask=mask)
     logits = sum(size(bias.dense()) for bias in forms_of(exact, inputs, grid, keys).biases)
@@ -188,9 +193,9 @@ def on_every_backend(
     for backend in ("auto", *backends.FASTEST_FIRST):
         for dtype in (torch.float64, torch.float32):
             there = inputs.map(lambda t, dtype=dtype: t.detach().to(dtype).requires_grad_())
-            copied = copy.deepcopy(exact).to(dtype)
-            if serves(backend, copied, there, grid, keys):
-                got = run(copied, grid, keys, inputs=there, mask=mask, backend=backend)
+            twin = subject.twin(exact).to(dtype)
+            if serves(backend, twin, there, grid, keys):
+                got = run(twin, grid, keys, inputs=there, mask=mask, backend=backend)
                 same(got, expected, f"{where}, on backend {backend!r}", roundings, dtype)
                 break
 
