@@ -27,6 +27,7 @@ from whereformer import (
     backends,
 )
 from whereformer.backends import sdpa
+from whereformer.backends.call import Call
 from whereformer.encodings import IRPE, Learned
 from whereformer.forms import Bias, Forms
 from whereformer.index import Clip, Separable
@@ -139,8 +140,8 @@ def test_against_loops(backend: str, saying: str, mask_kind: str) -> None:
     q, k, v = (leaf(BATCH, HEADS, TOKENS, HEAD_DIM) for _ in range(3))
     encoding = SAYINGS[saying]()
     rotations, biases, values, _ = encoding.forms
-    if backend in backends.FASTEST_FIRST and backends.FASTEST_FIRST[backend].cannot(encoding.forms):
-        with pytest.raises(InputError, match=f"backend={backend!r} cannot serve: BucketValues .*'reference'"):
+    if backend in backends.FASTEST_FIRST and backends.FASTEST_FIRST[backend].cannot(encoding.forms, Call(q, k, v)):
+        with pytest.raises(InputError, match=f"backend={backend!r} cannot serve: .*'reference'"):
             attention(q, k, v, GRID, [encoding], backend=backend)
         return
     mask, allowed, added = some_mask(mask_kind)
@@ -418,9 +419,10 @@ def test_gradients_of_tables_are_deterministic(backend: str) -> None:
 
 
 def test_auto_is_the_fastest_that_can_serve() -> None:
-    assert backends.choose("auto", SAYINGS["all together"]().forms) is sdpa.attend
-    assert backends.choose("auto", SAYINGS["bucket values"]().forms) is None
-    assert backends.choose("reference", Forms()) is None
+    call = Call(*(leaf(BATCH, HEADS, TOKENS, HEAD_DIM) for _ in range(3)))  # in float64
+    assert backends.choose("auto", SAYINGS["all together"]().forms, call) is sdpa.attend
+    assert backends.choose("auto", SAYINGS["bucket values"]().forms, call) is None
+    assert backends.choose("reference", Forms(), call) is None
 
 
 @pytest.mark.parametrize("saying", ["all together", "bucket values"])
@@ -461,7 +463,7 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
         (lambda: attention(X, X, X, GRID, dropout=-0.1), "dropout=-0.1"),
         (
             lambda: attention(X, X, X, GRID, backend="flash"),
-            "backend='flash', expected one of .*'reference', 'sdpa'",
+            "backend='flash', expected one of .*'reference', 'cpu', 'sdpa'",
         ),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(6, dtype=torch.bool)), r"mask \(6,\), expected a shape"),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(4, 1, 1, 1, 1) > 0), "mask .*expected a shape"),

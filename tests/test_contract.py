@@ -419,7 +419,7 @@ BROKEN: dict[type[PositionEncoding], tuple[Promise, str]] = {
     FillsItselfAtBirth: (state.starts_anew, "frequencies on .*, started anew is off by nan"),
     Dithers: (state.repeats_itself, "tokens on .*, called again is off by"),
     AsksForMemoryInOrder: (numbers.takes_any_strides, "RuntimeError: view size is not compatible"),
-    SaysTwoThings: (numbers.backends_agree, "attention on .* on backend 'auto', mask absent is off by"),
+    SaysTwoThings: (numbers.backends_agree, "attention on .*, mask absent, on backend 'auto' is off by"),
     TurnsByComplexNumbers: (numbers.is_real, "polar.* makes torch.complex64"),
     SlowAnglesInHalf: (numbers.keeps_dtypes, "only .* of 300 angles on .* stay apart"),
     StaysOnTheCPU: (state.moves, "RuntimeError"),

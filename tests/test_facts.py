@@ -92,7 +92,7 @@ def test_options_change_the_facts() -> None:
     assert qkv.name == "irpe(on='qkv', shared=False)"
     assert qkv.family == "contextual"
     assert (qkv.moments, qkv.forms) == (("biases", "values"), ("BucketBias", "BucketValues"))
-    assert qkv.backends == ()
+    assert qkv.backends == ("cpu",)
     assert qkv.parameters == 12 * 3 * 6 * 64 * 50
     assert (qkv.options["on"], qkv.options["method"]) == ("qkv", "product")
     assert qkv.mask == "per head and image"
@@ -192,9 +192,9 @@ class Summed(Mine):
         (functools.partial(Limited, most=8), {"sizes": "home", "options": {"most": 8}}),
         (Whole, {"crosses": False, "keeps": False, "contextual": True, "mask": "per image"}),
         (Far, {"sizes": "exact", "contextual": False, "mask": "one", "video": True, "family": ""}),
-        (Thin, {"contextual": True, "mask": "", "backends": ("sdpa",)}),
-        (Convolved, {"contextual": True, "moments": ("values",), "backends": ("sdpa",)}),
-        (Summed, {"contextual": True, "backends": (), "sizes": "exact"}),
+        (Thin, {"contextual": True, "mask": "", "backends": ("cpu", "sdpa")}),
+        (Convolved, {"contextual": True, "moments": ("values",), "backends": ("cpu", "sdpa")}),
+        (Summed, {"contextual": True, "backends": ("cpu",), "sizes": "exact"}),
     ],
 )
 def test_what_is_asked_is_found(cls: Any, expected: dict[str, object]) -> None:

@@ -112,6 +112,7 @@ def test_public_names() -> None:
         "encode",
         "encodings",
         "equip",
+        "explain",
         "layers",
         "load_checkpoint",
         "parse",

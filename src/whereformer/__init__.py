@@ -2,7 +2,7 @@
 
 from whereformer import encodings, layers
 from whereformer.adapters import describe, equip, load_checkpoint
-from whereformer.attention import attention, encode
+from whereformer.attention import attention, encode, explain
 from whereformer.catalog import parse
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -49,6 +49,7 @@ __all__ = [
     "encode",
     "encodings",
     "equip",
+    "explain",
     "layers",
     "load_checkpoint",
     "parse",

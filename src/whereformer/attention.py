@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer import backends
+from whereformer.backends import Choice
+from whereformer.backends.call import Call
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.forms import Forms
@@ -41,8 +43,9 @@ def attention(
             Floating: added to the logits; −inf, or the lowest number of its dtype, forbids. A query with
             nothing to attend to gets zeros. Forbidden keys must still be finite numbers.
         dropout: probability of dropping an attention weight; 0 outside of training.
-        backend: "reference" (the definition), "sdpa" (torch's scaled_dot_product_attention), or "auto", the
-            fastest that can serve. An explicit backend that cannot serve raises.
+        backend: "reference" (the definition), "cpu" (the compiled kernel), "sdpa" (torch's
+            scaled_dot_product_attention), or "auto", the fastest that can serve: `explain` tells which. An
+            explicit backend that cannot serve raises.
 
     Returns:
         [batch, heads, tokens, head_dim].
@@ -58,11 +61,37 @@ def attention(
         _check_tensor(name, x, "[batch, heads, tokens, head_dim]")
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
-    _check(q, k, v, grid, keys, encodings, dropout)
-    allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
-    forms = _forms(q, k, v, grid, keys, encodings)
-    attend = backends.choose(backend, forms) or reference
-    return attend(q, k, v, forms, allowed, dropout)
+    forms, call = _said(q, k, v, grid, keys, encodings, mask, dropout)
+    attend = backends.choose(backend, forms, call) or reference
+    return attend(q, k, v, forms, call.mask, dropout)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    encodings: Iterable[PositionEncoding] = (),
+    *,
+    keys: Grid | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Choice:
+    """Which backend `attention` takes if it may choose, and why no faster one; `print` it.
+
+    Args:
+        q, k, v, grid, encodings, keys, mask, dropout: as in `attention`, of one image in a tensor.
+
+    >>> import torch
+    >>> q = torch.ones(1, 2, 7, 4, dtype=torch.float64)
+    >>> print(explain(q, q, q, Grid(2, 3, prefix=1)))
+    sdpa (not cpu: float64, where it computes in float32 and bfloat16)
+    """
+    encodings = _encodings(encodings)
+    keys = grid if keys is None or keys == grid else keys
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x, "[batch, heads, tokens, head_dim]")
+    return backends.choice("auto", *_said(q, k, v, grid, keys, encodings, mask, dropout))
 
 
 def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]) -> Tensor:
@@ -129,6 +158,22 @@ def _of_each(
         for qkv, queries, keys, mask in zip(parts, grid.grids, keys.grids, masks, strict=True)
     ]
     return grid.merge(outs)
+
+
+def _said(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Grid,
+    keys: Grid,
+    encodings: tuple[PositionEncoding, ...],
+    mask: Tensor | None,
+    dropout: float,
+) -> tuple[Forms, Call]:
+    """What the encodings say, and what a backend gets beside it; all of it checked."""
+    _check(q, k, v, queries, keys, encodings, dropout)
+    allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
+    return _forms(q, k, v, queries, keys, encodings), Call(q, k, v, allowed, dropout)
 
 
 def _forms(

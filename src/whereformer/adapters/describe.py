@@ -1,10 +1,14 @@
 """Say what sits where in a model."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
+import torch
 from torch import nn
 
+from whereformer.attention import explain
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.grid import Grid
@@ -39,6 +43,8 @@ class Description:
         own_table: shape of the model's own position table, None if it has none.
         own_convolutions: how many numbers the model's own position convolutions (those of Twins) learn.
         seats: every encoding, in the order in which tokens come by.
+        attentions: the name of every attention that holds encodings, and which backend it takes for one image on
+            the home grid, without a mask, as the model is now: its device, its dtype, in training or not.
     """
 
     model: str
@@ -46,6 +52,7 @@ class Description:
     own_table: tuple[int, ...] | None
     own_convolutions: int
     seats: tuple[Seat, ...]
+    attentions: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
         own = "none" if self.own_table is None else " x ".join(map(str, self.own_table))
@@ -63,6 +70,12 @@ class Description:
             encoding = first.encoding if first.grid == self.grid else f"{first.encoding} on {first.grid}"
             moments = ", ".join(first.moments) or "silent"
             lines.append(f"  {where}: {encoding}, speaks at: {moments}, parameters: {count}")
+        takes: dict[str, list[str]] = {}
+        for where, backend in self.attentions:
+            takes.setdefault(backend, []).append(where)
+        for backend, names in takes.items():
+            last = f" ... {names[-1]}" if len(names) > 1 else ""
+            lines.append(f"  attention of {names[0]}{last}: {backend}")
         return "\n".join(lines)
 
 
@@ -93,7 +106,20 @@ def describe(model: nn.Module) -> Description:
         own_table=None if table is None else tuple(table.shape[1:]),
         own_convolutions=0 if convolutions is None else _count(convolutions),
         seats=tuple(seats),
+        attentions=tuple(_attentions(model)),
     )
+
+
+@torch.no_grad()
+def _attentions(model: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, module in model.named_modules():
+        if not hasattr(module, "attn_drop") or not isinstance(getattr(module, "encodings", None), nn.ModuleList):
+            continue
+        held = [e for e in cast(nn.ModuleList, module.encodings) if isinstance(e, PositionEncoding)]
+        first, like = held[0], next(module.parameters())
+        x = like.new_zeros(1, first.num_heads, first.grid.tokens, first.head_dim)
+        dropout = cast(nn.Dropout, module.attn_drop).p if module.training else 0.0
+        yield name, str(explain(x, x, x, first.grid, held, dropout=dropout))
 
 
 def _count(module: nn.Module) -> int:

@@ -6,17 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whereformer.backends.call import Call
 from whereformer.forms import AddedValues, AxisBias, Bias, BucketBias, Forms, LowRankBias, picked
 from whereformer.grid import Grid, Points
 from whereformer.index import Separable
 from whereformer.mask import Mask
 
 
-def cannot(forms: Forms) -> str:
-    """Why these forms cannot be served, or "" if they can."""
+def cannot(forms: Forms, call: Call | None = None) -> str:
+    """Why these forms, or this call of them, cannot be served, or "" if they can."""
     for term in forms.values:
         if not isinstance(term, AddedValues):
             return f"{type(term).__name__} needs the attention weights, which the fused kernel does not give"
+    return ""
+
+
+def outrun(forms: Forms, call: Call) -> str:
+    """Why "auto" leaves to the next backend what this one could serve, or ""."""
     return ""
 
 
@@ -86,12 +92,17 @@ def _read_alike(bias: BucketBias, other: BucketBias) -> bool:
 def _of_axes(bias: Bias, room: int) -> LowRankBias | None:
     """A bias that depends on the rows and columns of patches one by one, if its rank is at most `room`."""
     if isinstance(bias, AxisBias) and bias.keys.height + bias.keys.width <= room:
-        axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
-        left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
-        return LowRankBias(left, torch.cat([_one_hot(bias.keys, axis, False, bias.rows) for axis in (0, 1)], -1))
+        return as_low_rank(bias)
     if isinstance(bias, BucketBias) and bias.scores.shape[-2] != 1:  # else one mask for all images costs less
         return _of_axis(bias, room)
     return None
+
+
+def as_low_rank(bias: AxisBias) -> LowRankBias:
+    """Of rank height + width."""
+    axes = torch.broadcast_shapes(bias.rows.shape[:-1], bias.columns.shape[:-1])
+    left = torch.cat([bias.rows.expand(*axes, -1), bias.columns.expand(*axes, -1)], -1)
+    return LowRankBias(left, torch.cat([_one_hot(bias.keys, axis, False, bias.rows) for axis in (0, 1)], -1))
 
 
 def _of_axis(bias: BucketBias, room: int) -> LowRankBias | None:

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from whereformer import backends
 from whereformer.attention import reference
+from whereformer.backends.call import Call
 from whereformer.errors import InputError, check_bool, check_count, check_heads
 from whereformer.forms import DenseBias, Forms, LowRankBias
 from whereformer.grid import Grid, Points
@@ -83,7 +84,7 @@ class PaPE(nn.Module):
             with without_autocast(x.device):
                 forms = Forms(biases=(DenseBias(forms.biases[0].dense()),))
         allowed = None if mask is None else Mask.read(mask, (*q.shape[:-1], k.shape[-2]))
-        attend = backends.choose("auto", forms) or reference
+        attend = backends.choose("auto", forms, Call(q, k, v, allowed)) or reference
         z = attend(q, k, v, forms, allowed, 0.0)
         return self.out_proj(z.transpose(1, 2).flatten(2))
 

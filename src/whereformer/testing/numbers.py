@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whereformer import backends
 from whereformer.attention import attention
 from whereformer.encoding import PositionEncoding
 from whereformer.forms import MatrixRotation, Rotation
@@ -16,11 +15,11 @@ from whereformer.testing.subject import (
     ROUNDINGS,
     Inputs,
     Subject,
-    forms_of,
     forward,
     hold,
     inputs_on,
     masks,
+    on_every_backend,
     run,
     said_by,
     same,
@@ -44,12 +43,7 @@ def backends_agree(subject: Subject) -> None:
         encoding = subject.make(home)
         for grid in grids:
             for kind, mask in (("absent", None), *((kind, mask) for kind, mask, _ in masks(encoding, grid))):
-                expected = run(encoding, grid, mask=mask)
-                for backend in ("auto", *backends.FASTEST_FIRST):
-                    forms = forms_of(encoding, inputs_on(encoding, grid), grid)
-                    if backend == "auto" or not backends.FASTEST_FIRST[backend].cannot(forms):
-                        got = run(encoding, grid, mask=mask, backend=backend)
-                        same(got, expected, f"{grid} on backend {backend!r}, mask {kind}", ROUNDINGS)
+                on_every_backend(subject, encoding, grid, mask=mask, where=f"{grid}, mask {kind}")
 
 
 def takes_any_strides(subject: Subject) -> None:

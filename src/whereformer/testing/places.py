@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from whereformer import backends
 from whereformer.attention import attention, encode
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -23,11 +22,11 @@ from whereformer.testing.subject import (
     Inputs,
     Subject,
     finite,
-    forms_of,
     forward,
     hold,
     inputs_on,
     masks,
+    on_every_backend,
     run,
     same,
     with_gradients,
@@ -244,12 +243,7 @@ def crosses_grids(subject: Subject) -> None:
             continue
         *_, (kind, added, _) = masks(encoding, home, keys)
         for what, mask in (("absent", None), (kind, added)):
-            expected = run(encoding, home, keys, inputs=inputs, mask=mask)
-            for backend in ("auto", *backends.FASTEST_FIRST):
-                forms = forms_of(encoding, inputs, home, keys)
-                if backend == "auto" or not backends.FASTEST_FIRST[backend].cannot(forms):
-                    got = run(encoding, home, keys, inputs=inputs, mask=mask, backend=backend)
-                    same(got, expected, f"{where}, on backend {backend!r}, mask {what}", ROUNDINGS)
+            on_every_backend(subject, encoding, home, keys, mask, where=f"{where}, mask {what}")
     if encoding.crosses:
         _some_queries(encoding, home)
 

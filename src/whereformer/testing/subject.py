@@ -1,5 +1,6 @@
 """What the promises share: an encoding under test, its inputs, and how far two results may differ."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from whereformer import backends
 from whereformer.attention import attention
+from whereformer.backends.call import Call
 from whereformer.catalog import Factory
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -18,6 +21,9 @@ DIM, HEADS, BATCH = 24, 3, 2
 
 ROUNDINGS = 512
 """Roundings between input and output of equal computations in another order: sums over features and tokens."""
+
+LOGIT_ROUNDINGS = 4
+"""Roundings of a weight for each unit of a logit: two of the logit, which move the weight by twice that."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,38 @@ def run(
     """Tokens, attention, and the gradients of a weighted sum of both."""
     inputs = inputs_on(encoding, grid, keys) if inputs is None else inputs
     return with_gradients(encoding, inputs, forward(encoding, inputs, grid, keys, mask, backend))
+
+
+def on_every_backend(
+    subject: Subject,
+    encoding: PositionEncoding,
+    grid: Grid,
+    keys: Grid | None = None,
+    mask: Tensor | None = None,
+    *,
+    where: str,
+) -> None:
+    """Holds each backend that can serve to the reference, in float64 or else in float32."""
+    exact = subject.twin(encoding).float().double()  # numbers that both can hold
+    inputs = inputs_on(encoding, grid, keys).map(lambda t: t.detach().float().double().requires_grad_())
+    expected = run(exact, grid, keys, inputs=inputs, mask=mask)
+    logits = sum(size(bias.dense()) for bias in forms_of(exact, inputs, grid, keys).biases)
+    roundings = ROUNDINGS + math.ceil(LOGIT_ROUNDINGS * logits)
+    for backend in ("auto", *backends.FASTEST_FIRST):
+        for dtype in (torch.float64, torch.float32):
+            there = inputs.map(lambda t, dtype=dtype: t.detach().to(dtype).requires_grad_())
+            twin = subject.twin(exact).to(dtype)
+            if serves(backend, twin, there, grid, keys):
+                got = run(twin, grid, keys, inputs=there, mask=mask, backend=backend)
+                same(got, expected, f"{where}, on backend {backend!r}", roundings, dtype)
+                break
+
+
+def serves(backend: str, encoding: PositionEncoding, inputs: Inputs, grid: Grid, keys: Grid | None) -> bool:
+    if backend == "auto":
+        return True
+    _, q, k, v = inputs
+    return not backends.FASTEST_FIRST[backend].cannot(forms_of(encoding, inputs, grid, keys), Call(q, k, v))
 
 
 # ---------------------------------------------------------------------------------------------------------------
