@@ -23,6 +23,8 @@ struct Lookup {
   const int32_t *base;     // [lines][span]: the smallest of LANES buckets from here; −1: they are too far apart
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
   const float *onehot;     // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES buckets
+  const int32_t *first;    // if alike and every bucket's keys are neighbours: [span][LANES]: the first of LANES keys from
+                           // here that has bucket low + n, or −1; else null
   bool alike;              // lines differ by a constant: one set of `onehot` serves all
 
   // Packed tables [1 or heads]
@@ -115,6 +117,19 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
       k.alike &= buckets_at[n * k.stride() + t] - low[n] == buckets_at[t] - low[0];
   }
   if (counting) k.alike = false, k.lines = most;
+  bool unbroken = !counting && thin && k.alike && k.kind != WF_SHARED;
+  for (int64_t t = 0; unbroken && t < k.span; t++)
+    for (int i = 0; i < LANES; i++)
+      for (int n = 0; n + 1 < i; n++)
+        unbroken &= k.at(0, t)[i] != k.at(0, t)[n] || k.at(0, t)[i] == k.at(0, t)[i - 1];
+  if (counting || unbroken) {
+    auto *first = arena.take<int32_t>(k.span * LANES);
+    k.first = first;
+    for (int64_t t = 0; !counting && t < k.span; t++) {
+      for (int i = 0; i < LANES; i++) first[t * LANES + i] = -1;
+      for (int i = LANES; i-- > 0;) first[t * LANES + k.at(0, t)[i] - low[0]] = i;
+    }
+  }
   if (thin && k.kind != WF_SHARED) {
     const int64_t sets = k.alike ? 1 : k.lines;
     auto *onehot = arena.take<float>(sets * k.span * LANES);

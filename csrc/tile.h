@@ -6,7 +6,6 @@
 namespace wf::WF_ISA {
 
 constexpr int MOST_LOOKUPS = 8;
-constexpr int64_t BLOCK = 512;  // keys that are worked on at a time, about: whole rows of patches
 
 // Some rows of keys, and all queries' view of them.
 struct Block {
@@ -49,12 +48,13 @@ struct Problem {
   bool looks;  // whether anything depends on where tokens are
   Group logits, values;
 
-  Problem(const WfAttention &attention, Arena &arena, bool counting)
+  // `most`: keys that are worked on at a time, about: whole rows of patches.
+  Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
       : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)), looks(a.lookups) {
     width = looks ? a.keys.width : 1;
     key_prefix = looks ? a.keys.prefix : 0;
     key_rows = looks ? a.keys.frames * a.keys.height : keys;
-    blocks = smaller(key_rows, (keys + BLOCK - 1) / BLOCK);
+    blocks = smaller(key_rows, (keys + most - 1) / most);
     block_rows = (key_rows + blocks - 1) / blocks;
     blocks = (key_rows + block_rows - 1) / block_rows;
     constexpr int64_t ORDER[] = {WF_BY_QUERY, WF_SHARED, WF_BY_KEY, WF_VALUES};
@@ -442,6 +442,47 @@ inline void sum_rows(const Stretches &stretches, const float *s, int64_t width, 
     }
 }
 
+// From LANES weights to sums over buckets, where every bucket's keys are neighbours: log2(LANES) times, each key adds
+// the key beside it, twice as far each time, if that has the same bucket.
+class NeighbourSums {
+ public:
+  NeighbourSums(const Lookup &lookup, int64_t t) : first_(load(lookup.first + t * LANES)) {
+    const V buckets = __builtin_convertvector(load(lookup.at(0, t)) + 1, V);  // 0 is no bucket
+    same_[0] = buckets == shift<1>(buckets), same_[1] = buckets == shift<2>(buckets);
+    if constexpr (LANES > 4) same_[2] = buckets == shift<4 % LANES>(buckets);
+    if constexpr (LANES > 8) same_[3] = buckets == shift<8 % LANES>(buckets);
+  }
+
+  // Sums over buckets low, low + 1, ...
+  WF_INLINE V operator()(V v) const {
+    v = same_[0] ? v + shift<1>(v) : v;
+    v = same_[1] ? v + shift<2>(v) : v;
+    if constexpr (LANES > 4) v = same_[2] ? v + shift<4 % LANES>(v) : v;
+    if constexpr (LANES > 8) v = same_[3] ? v + shift<8 % LANES>(v) : v;
+    return first_ >= 0 ? pick(v, first_ & (LANES - 1)) : V{};
+  }
+
+ private:
+  Vi same_[4], first_;
+};
+
+// As sum_rows and sum_buckets together, where all of a row of keys fits a vector.
+inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
+                           const float *s, int32_t low, int32_t high, float *weights) {
+  const NeighbourSums sum(lookup, lookup.slice(x));
+  for (int64_t b = low; b <= high; b += LANES) store(weights + b, V{});
+  const int8_t order = stretches.order[f];
+  for (int64_t n = 0; n < stretches.count; n++) {
+    const Stretch &stretch = stretches.list[order < 0 ? stretches.count - 1 - n : n];
+    const float *row = s + stretch.row * width;
+    V v = load(row);
+    for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
+    v = sum(before_lane(int32_t(width), v));
+    float *at = weights + lookup.low[stretch.line[f]];
+    store(at, order ? v : load(at) + v);
+  }
+}
+
 // weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
 // more than the stretches have. `sums` and `lines` have room for 8 more rows.
 inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
@@ -497,6 +538,8 @@ class BucketSums {
     for (int64_t m = 0; m < count; m++, s += row, weights += room) {
       if (place[m].prefix) {
         for (int64_t n = low; n <= high; n++) weights[n] = 0;
+      } else if (group_.lookup[f].first && p_.width <= LANES) {
+        sum_neighbours(group_.lookup[f], f, *stretches[m], place[m].x, p_.width, s + block.prefix, low, high, weights);
       } else {
         sum_rows(*stretches[m], s + block.prefix, p_.width, rows_);
         sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, low, high, lines_, weights);
