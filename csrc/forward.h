@@ -161,26 +161,25 @@ struct Logits {
   }
 };
 
-// Spreads the prefetches of the next block's keys and values over the queries of this one.
-template <class T>
+// Spreads the prefetches of a block's keys and values over queries that are worked on before.
+template <class T, Use use = READ>
 class Soon {
  public:
-  Soon(const WfAttention &a, const Head<T> *head, const Block &block, int64_t queries)
-      : a_(a), head_(head), at_(block.first), end_(block.first + block.count),
-        each_((block.count + queries - 1) / queries) {}
+  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block, int64_t queries)
+      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features), features_v_(a.value_features),
+        at_(block.first), end_(block.first + block.count), each_((block.count + queries - 1) / queries) {}
 
   void prefetch(int64_t queries) {
     const int64_t count = smaller(each_ * queries, end_ - at_);
-    if (!head_) return;
-    prefetch_rows(head_->k, a_.k.token, at_, count, a_.features);
-    prefetch_rows(head_->v, a_.v.token, at_, count, a_.value_features);
+    if (!k_) return;
+    prefetch_rows<use>(k_, token_k_, at_, count, features_k_);
+    prefetch_rows<use>(v_, token_v_, at_, count, features_v_);
     at_ += count;
   }
 
  private:
-  const WfAttention &a_;
-  const Head<T> *head_;
-  int64_t at_, end_, each_;
+  const T *k_, *v_;
+  int64_t token_k_, token_v_, features_k_, features_v_, at_, end_, each_;
 };
 
 template <class T>
@@ -206,7 +205,8 @@ class Forward {
       logits_.start_block(head, block);
       read_rows(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, v_);
       const bool last = t == p_.blocks - 1;
-      Soon<T> soon(a_, last ? next : &head, p_.block(last ? 0 : t + 1), end - first);
+      const Head<T> *then = last ? next : &head;
+      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1), end - first);
       for (int64_t i = first; i < end; i += TILE) {
         prefetch_rows(head.q, a_.q.token, i + TILE, smaller(TILE, end - i - TILE), a_.features);
         soon.prefetch(smaller(TILE, end - i));

@@ -93,9 +93,10 @@ void backward_of(const WfAttention &a) {
     work.logit_tables.clear(), work.value_tables.clear();
 #pragma omp for schedule(static)
     for (int64_t u = 0; u < units; u++) {
-      const int64_t n = u / cuts, cut = u % cuts;
+      const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
+      const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
       const KeyGrads grads = cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
-      work(Head<T>(a, n / a.heads, n % a.heads), p.queries * cut / cuts, p.queries * (cut + 1) / cuts, grads);
+      work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next, grads);
     }
     if (cuts > 1) {
 #pragma omp for schedule(static)
