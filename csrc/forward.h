@@ -93,8 +93,9 @@ struct Logits {
           continue;
         }
         read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
-        product<SET>(plain, features, lookup.wide + head.h * lookup.wide_head, lookup.width, scores, lookup.room(),
-                     a.features, lookup.buckets);
+        int32_t low, high;
+        buckets_of_keys(f, block.first + j, count, &low, &high);
+        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores);
       }
     }
   }
@@ -137,6 +138,25 @@ struct Logits {
     int32_t low, high;
     view.buckets(f, count, &low, &high);
     read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, from.scores[f]);
+  }
+
+  // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
+  void buckets_of_keys(int64_t f, int64_t j, int64_t count, int32_t *low, int32_t *high) const {
+    const Lookup &lookup = p.logits.lookup[f];
+    const RowOffsets offset(a, *p.logits.given[f]);
+    *low = INT32_MAX, *high = -1;
+    const bool image = offset.frames == 1 && !offset.absolute;
+    int64_t row = -1;
+    for (int64_t m = 0; m < count; m++) {
+      const Place key(a.keys, j + m);
+      if (key.prefix || key.row == row) continue;
+      row = key.row;
+      const int64_t first = image ? offset.first_of_key(row) : 0, end = image ? first + a.queries.height : offset.count();
+      for (int64_t n = first; n < end; n++) {
+        *low = int32_t(smaller(*low, lookup.low[lookup.line[n]]));
+        *high = int32_t(larger(*high, lookup.high[lookup.line[n]]));
+      }
+    }
   }
 
   void read_given(const Head<T> &head, int64_t f, int64_t tokens, int64_t first, int64_t count, float *scores) const {
@@ -241,9 +261,9 @@ class Forward {
       if (keeps_sums() && !last)
         write_row<SET>(o, features_, 1, sums_ + (i + m) * features_);
       else
-        write_row<SET>(o, a_.value_features, !last ? 1 : total > 0 ? 1 / total : 0, out + m * a_.out.token);
+        write_row<SET>(o, a_.value_features, !last ? 1 : total == 0 ? 0 : 1 / total, out + m * a_.out.token);
       if (last && a_.lse)
-        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total > 0 ? top_[i + m] + std::log2(total) : INFINITY;
+        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total == 0 ? INFINITY : top_[i + m] + std::log2(total);
     }
   }
 

@@ -51,16 +51,18 @@ struct Lookup {
 
 // How many rows of patches there are, and which offset two of them have.
 struct RowOffsets {
-  int64_t frames, heights, sub_height;  // frames, heights: of the map
+  int64_t frames, heights;  // of the map
   bool absolute, mirrored;
   WfGrid queries, keys;
 
   RowOffsets(const WfAttention &a, const WfLookup &l)
       : frames(l.absolute ? a.keys.frames : a.queries.frames + a.keys.frames - 1),
         heights(l.absolute ? a.keys.height : a.queries.height + a.keys.height - 1),
-        sub_height(0), absolute(l.absolute), mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
+        absolute(l.absolute), mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
 
   int64_t count() const { return frames * heights; }
+  // The offsets of one row of keys and all rows of queries, of an image, are neighbours: from here on.
+  int64_t first_of_key(int64_t key_row) const { return mirrored ? key_row : keys.height - 1 - key_row; }
   int64_t operator()(int64_t query_row, int64_t key_row) const {
     if (absolute) return key_row;
     const int64_t tq = query_row / queries.height, yq = query_row % queries.height;
