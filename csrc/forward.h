@@ -62,7 +62,7 @@ struct Logits {
       const Lookup &lookup = p.logits.lookup[f];
       from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.room())
                                     : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
-                                                            : whole(p.most_keys(), TILE) * lookup.room());
+                                                            : (whole(p.most_keys(), TILE) + LANES) * lookup.room());
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
     plain = arena.take<float>(TILE * features);

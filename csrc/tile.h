@@ -207,11 +207,12 @@ class KeyLines {
     float *to = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES)
       for (int64_t q = 0; q < columns_; q += LANES) {
-        V square[LANES] = {};
-        const int64_t count = smaller(LANES, width_ - k);
-        for (int64_t n = 0; n < count; n++)
-          square[n] = lookup.read(scores + (k + n) * stride, line, lookup.slice(k + n) + q);
+        V square[LANES];  // what lies behind the row's end is not wanted, but read: the loop has one length
+#pragma GCC unroll 16
+        for (int64_t n = 0; n < LANES; n++)
+          square[n] = lookup.read(scores + (k + n) * stride, line, larger(lookup.slice(k + n) + q, 0));
         transpose(square);
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(to + (q + n) * room_ + k, square[n]);
       }
   }
@@ -277,8 +278,10 @@ class KeyLineSums {
     for (int64_t k = 0; k < width_; k += LANES) {
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) square[n] = load(sums + (q + n) * room_ + k);
         transpose(square);
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
       }
       for (int64_t n = 0; n < smaller(LANES, width_ - k); n++)
