@@ -111,7 +111,7 @@ template <class T>
 void read_transposed(const T *x, int64_t token, int64_t first, int64_t count, int64_t features, const Turner *turn,
                      float factor, float *out) {
   float row[LANES];
-  float turned[LANES * 256];
+  float turned[LANES * WF_MOST_FEATURES];
   for (int64_t p = 0; p < count; p += PANEL, out += PANEL * features)
     for (int64_t c = 0; c < PANEL && p + c < count; c += LANES) {
       const int64_t i = first + p + c, valid = smaller(LANES, count - p - c);

@@ -5,7 +5,7 @@
 
 namespace wf::WF_ISA {
 
-constexpr int MOST_LOOKUPS = 8;
+constexpr int MOST_LOOKUPS = WF_MOST_LOOKUPS;
 
 // Some rows of keys, and all queries' view of them.
 struct Block {
