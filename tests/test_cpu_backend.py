@@ -2,7 +2,10 @@
 
 import math
 import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils import deterministic
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import emulated
 from loops import close, leaf, same_gradients
@@ -40,7 +44,7 @@ from whereformer import (
     explain,
     parse,
 )
-from whereformer.backends import cpu, kernel, library
+from whereformer.backends import cpu, kernel, library, lookups
 from whereformer.backends.call import Call
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES, Arguments
 
@@ -527,6 +531,54 @@ def test_nothing_of_queries_times_keys_is_made(text: str) -> None:
     assert largest.numel < BATCH * grid.tokens**2
 
 
+class Called(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@compiled
+def test_the_operator_is_there_for_all_who_look() -> None:
+    """Modes and profilers see it; where nobody looks the kernel is called without it, with the same numbers."""
+    q, k, v = qkv(GRID)
+    encodings = some("irpe(on='qkv')")
+
+    def step() -> tuple[Tensor, ...]:
+        out = attention(q, k, v, GRID, encodings, backend="cpu")
+        return out, *torch.autograd.grad(out.sum(), (q, k, v, *encodings[0].parameters()))
+
+    plain = step()
+    with Called() as called:
+        looked_at = step()
+    assert {"whereformer.attention.default", "whereformer.attention_backward.default"} <= set(called.names)
+    with torch.profiler.profile() as profile:
+        step()
+    assert {"whereformer::attention", "whereformer::attention_backward"} <= {e.key for e in profile.key_averages()}
+    with Called() as called, torch.inference_mode():
+        inferred = attention(q, k, v, GRID, encodings, backend="cpu")
+    assert "whereformer.attention.default" in called.names
+    for one, other in zip(plain, looked_at, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(plain[0], inferred)
+
+
+@compiled
+def test_maps_made_under_a_mode_are_not_kept() -> None:
+    grid, encodings = Grid(2, 9), some("irpe")
+    with Called():
+        attention(x := torch.zeros(1, HEADS, 18, HEAD_DIM), x, x, grid, encodings, backend="cpu")
+    before = lookups._kept.cache_info().misses
+    for _ in range(2):
+        attention(x, x, x, grid, encodings, backend="cpu")
+    assert lookups._kept.cache_info().misses == before + 1
+
+
 @compiled
 def test_no_images_and_no_gradient() -> None:
     q, k, v = (torch.zeros(0, HEADS, TOKENS, HEAD_DIM, requires_grad=True) for _ in range(3))
@@ -685,6 +737,19 @@ def test_without_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"cannot serve: the compiled kernel was not built.*Use 'auto'"):
         attention(X, X, X, GRID, backend="cpu")
     assert torch.equal(attention(X, X, X, GRID), X)
+
+
+@compiled
+def test_instructions_that_are_none() -> None:
+    code = """
+import torch, whereformer
+x = torch.zeros(1, 1, 6, 8)
+print(whereformer.explain(x, x, x, whereformer.Grid(2, 3)))
+whereformer.attention(x, x, x, whereformer.Grid(2, 3))
+"""
+    environment = os.environ | {"WHEREFORMER_ISA": "avx1024"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout.strip() == "sdpa (not cpu: WHEREFORMER_ISA='avx1024' names no instructions that run here)"
 
 
 def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

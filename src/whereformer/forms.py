@@ -24,6 +24,8 @@ Layout = Literal["interleaved", "half"]
 Side = Literal["query", "key"]
 """Which of a pair's two tokens reads."""
 
+LAYOUTS, SIDES = get_args(Layout), get_args(Side)
+
 
 class Turn(Protocol):
     """A linear map of queries or keys before the dot product."""
@@ -70,7 +72,7 @@ class Rotation:
     scale: Tensor | float = 1.0
 
     def __post_init__(self) -> None:
-        if self.layout not in get_args(Layout):
+        if self.layout not in LAYOUTS:
             raise InputError(f"Rotation: layout={self.layout!r}, expected 'interleaved' or 'half'")
         if self.angles.ndim not in (3, 4):
             raise InputError(f"Rotation: angles {tuple(self.angles.shape)}, expected [heads, patches, pairs]")
@@ -229,7 +231,7 @@ class BucketBias:
     side: Side = "query"
 
     def __post_init__(self) -> None:
-        if self.side not in get_args(Side):
+        if self.side not in SIDES:
             raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
         _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
 
