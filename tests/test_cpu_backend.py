@@ -669,6 +669,31 @@ def test_explain_says_which_backend_and_why() -> None:
 
 
 @compiled
+def test_bfloat16_goes_where_amx_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If sdpa makes nothing of queries x keys: at once if nothing is said, else from many keys on."""
+    few, many = Grid(3, 4), Grid(40, 40)
+
+    def taken(grid: Grid, text: str, *, dtype: torch.dtype = torch.bfloat16, learns: bool = False) -> str:
+        q = torch.zeros(1, HEADS, grid.tokens, HEAD_DIM, dtype=dtype, requires_grad=learns)
+        return str(explain(q, q, q, grid, some(text, grid)))
+
+    monkeypatch.setattr(cpu, "_amx", lambda: False)
+    assert taken(few, "none") == taken(many, "none") == "cpu"
+    monkeypatch.setattr(cpu, "_amx", lambda: True)
+    there = "sdpa (not cpu: bfloat16, which it computes in float32 and torch on AMX)"
+    assert taken(few, "none") == taken(few, "lepe") == there
+    assert taken(many, "rope_axial") == taken(many, "none", learns=True) == there
+    assert taken(few, "rope_axial") == taken(few, "none", learns=True) == "cpu"
+    assert taken(many, "swin") == taken(many, "irpe(on='v')") == taken(many, "decomposed") == "cpu"
+    assert taken(many, "none", dtype=torch.float32) == "cpu"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert taken(few, "none", dtype=torch.float32) == there
+    q = torch.zeros(1, HEADS, few.tokens, HEAD_DIM, dtype=torch.bfloat16)
+    assert str(explain(q, q, q, few, mask=torch.ones(few.tokens, dtype=torch.bool))) == "cpu"
+    assert attention(q, q, q, few, backend="cpu").dtype == torch.bfloat16
+
+
+@compiled
 def test_describe_says_which_backend_a_model_takes() -> None:
     timm = pytest.importorskip("timm")
     model = equip(timm.create_model("vit_tiny_patch16_224", depth=2, attn_drop_rate=0.1), "learned + irpe(on='v')")

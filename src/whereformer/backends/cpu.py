@@ -1,6 +1,7 @@
 """The compiled kernel on the CPU: forms become lookups in small tables, and nothing of queries x keys is made."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -60,8 +61,39 @@ def _cannot_now(plan: "Plan", call: Call) -> str:
 
 
 def outrun(forms: Forms, call: Call) -> str:
-    """Why "auto" leaves to the next backend what this one could serve, or ""."""
+    """Why "auto" leaves to the next backend what this one could serve, or "".
+
+    Torch multiplies bfloat16 on AMX, where the processor has it, and this kernel in float32. That pays where sdpa
+    makes nothing of queries x keys: at once where nothing is said and no gradient wanted, else from many keys on.
+    """
+    q, k, v, mask, _ = call
+    if mask is not None or _dtype(q) != torch.bfloat16 or not _amx():
+        return ""
+    if not all(isinstance(form, LowRankBias | AddedValues) for form in (*forms.biases, *forms.values)):
+        return ""
+    silent = not (forms.rotations or forms.key_rotations or forms.biases)
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to some of them
+    if (silent and not wants_gradient) or (not exporting and k.shape[-2] > MOST_KEYS_IN_FLOAT32):
+        return "bfloat16, which it computes in float32 and torch on AMX"
     return ""
+
+
+MOST_KEYS_IN_FLOAT32 = 1100
+"""From so many on, AMX outweighs what sdpa takes for turning or for the gradient; measured: 1025 to 4097."""
+
+
+@cache
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _amx() -> bool:
+    """Whether torch multiplies on AMX."""
+    return _has_amx()
+
+
+_amx._dynamo_marked_constant = True  # pyright: ignore  # assume_constant_result, without importing the compiler
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
