@@ -84,7 +84,10 @@ class Rotation:
     @property
     def waves(self) -> tuple[Tensor, Tensor]:
         """scale · cos θ and scale · sin θ, of the shape of `angles`."""
-        return self.angles.cos() * self.scale, self.angles.sin() * self.scale
+        cos, sin = self.angles.cos(), self.angles.sin()
+        if isinstance(self.scale, float) and self.scale == 1:
+            return cos, sin
+        return cos * self.scale, sin * self.scale
 
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""
@@ -233,7 +236,8 @@ class BucketBias:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
-        _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
+        scores = self.scores.table if isinstance(self.scores, Scores) else self.scores
+        _check_count("BucketBias: scores", scores.shape[-1], self.buckets)
 
     def made(self) -> Tensor:
         """The scores, whole."""

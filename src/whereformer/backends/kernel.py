@@ -204,20 +204,17 @@ def attention(a: Arguments) -> Tensor:
     wants_gradient = _wants_gradient(a)
     if torch.compiler.is_compiling():
         return _attention(*a, wants_gradient)[0]
-    return _differentiable(*a, wants_gradient)[0]  # what the dispatcher would come to
+    return _eager(a, wants_gradient, wants_gradient)[0]  # what the dispatcher would come to
 
 
 def _wants_gradient(a: Arguments) -> bool:
     if not torch.is_grad_enabled():
         return False
-    return a.q.requires_grad or a.k.requires_grad or a.v.requires_grad or any(e.requires_grad for e in a.entries)
+    return a.q.requires_grad or a.k.requires_grad or a.v.requires_grad or any(x.requires_grad for x in a.entries)
 
 
 def _unseen(a: Arguments) -> bool:
-    """Whether nothing is there that would have to see the operator, so that it need not be one.
-
-    No graph, mode, tracer or profiler, and no tensors that only pretend.
-    """
+    """Whether nobody looks: no graph, mode, tracer or profiler, and no tensors that only pretend."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -225,10 +222,10 @@ def _unseen(a: Arguments) -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state()
         or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-    ) and all(type(x) in PLAIN for x in (a.q, a.k, a.v, *a.entries))
+    ) and PLAIN.issuperset(map(type, (a.q, a.k, a.v, *a.entries)))
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
@@ -282,11 +279,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Arguments, *_: Tensor) -> tuple[Tensor, Tensor]:
-        if _unseen(a):
-            out, lse = _run_forward(a, True)
-        else:
-            with torch._C._AutoDispatchBelowAutograd():
-                out, lse = _attention(*a, True)
+        out, lse = _called(a, True)
         ctx.rest, tensors = _flat(a)
         ctx.save_for_backward(out, lse, *tensors)
         ctx.mark_non_differentiable(lse)
@@ -322,16 +315,25 @@ def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *given, wants_lse = arguments
-    a = Arguments(*given)
-    if _wants_gradient(a):
-        if not wants_lse:
-            raise RuntimeError("whereformer::attention: a gradient needs wants_lse=True")
+    a, wants_lse = Arguments(*arguments[:-1]), arguments[-1]
+    wants_gradient = _wants_gradient(a)
+    if wants_gradient and not wants_lse:
+        raise RuntimeError("whereformer::attention: a gradient needs wants_lse=True")
+    return _eager(a, wants_lse, wants_gradient)
+
+
+def _eager(a: Arguments, wants_lse: bool, wants_gradient: bool) -> tuple[Tensor, Tensor]:
+    if wants_gradient:
         return _Attention.apply(a, a.q, a.k, a.v, *a.entries)  # pyright: ignore[reportReturnType]
+    return _called(a, wants_lse)
+
+
+def _called(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
+    """Below autograd: as an operator only for those who look."""
     if _unseen(a):
         return _run_forward(a, wants_lse)
     with torch._C._AutoDispatchBelowAutograd():
-        return _attention(*arguments)
+        return _attention(*a, wants_lse)
 
 
 _operators.impl("attention", _forward, "CPU")
