@@ -65,11 +65,13 @@ class Rotation:
             and features beyond the first 2 c are left as they are.
         layout: which features make a pair: "interleaved" (2 c, 2 c + 1) or "half" (c, c + pairs).
         scale: a number by which the turned features are multiplied.
+        made: `waves`, where they are made already.
     """
 
     angles: Tensor
     layout: Layout = "interleaved"
     scale: Tensor | float = 1.0
+    made: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -84,6 +86,8 @@ class Rotation:
     @property
     def waves(self) -> tuple[Tensor, Tensor]:
         """scale · cos θ and scale · sin θ, of the shape of `angles`."""
+        if self.made is not None:
+            return self.made
         cos, sin = self.angles.cos(), self.angles.sin()
         if isinstance(self.scale, float) and self.scale == 1:
             return cos, sin

@@ -238,9 +238,14 @@ def _waves(forms: Forms, dtype: torch.dtype) -> list[Tensor] | None:
         return None
     if torch.is_grad_enabled() and any(map(_is_learned, turns)):
         return None
-    cos_sin = ours.waves
-    waves = (*cos_sin, *(cos_sin if theirs is ours else theirs.waves))
-    return [wave.to(dtype).contiguous().reshape(-1, *wave.shape[-3:]) for wave in waves]
+    waves = [_wave(wave, dtype) for wave in ours.waves]
+    return waves + (waves if theirs is ours else [_wave(wave, dtype) for wave in theirs.waves])
+
+
+def _wave(wave: Tensor, dtype: torch.dtype) -> Tensor:
+    """[b or 1, h or 1, patches, pairs], contiguous."""
+    wave = as_dtype(wave, dtype).contiguous()
+    return wave[None] if wave.ndim == 3 else wave
 
 
 def _is_half(forms: Forms) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,12 +11,10 @@ from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES
 from whereformer.forms import AxisBias, BucketBias, BucketValues, OffsetBias, Scores
 from whereformer.grid import Grid
 from whereformer.index import Mapping
+from whereformer.kept import kept
 
 Form = BucketBias | OffsetBias | AxisBias | BucketValues
 """What can be looked up."""
-
-KEPT = 64
-"""How many maps are kept."""
 
 
 class Lookup(NamedTuple):
@@ -100,23 +97,12 @@ def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) ->
 def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) -> tuple[Tensor, int]:
     """The bucket of every offset, int32, and that of pairs with a prefix token, or -1.
 
-    Without a mapping each offset is a bucket of its own. Maps of plain calls are kept for the next; graphs, modes
-    and tensors that only pretend make their own.
+    Without a mapping each offset is a bucket of its own.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or type(like) is not Tensor
-        or not isinstance(mapping, Hashable)
-    ):
+    if type(like) is not Tensor or not isinstance(mapping, Hashable):
         return _made(mapping, queries, keys, like.device)
-    return _kept(mapping, queries, keys, like.device)
-
-
-@lru_cache(KEPT)
-@torch.inference_mode(False)  # or it could not be used in training afterwards
-def _kept(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:
-    return _made(mapping, queries, keys, device)
+    key = (_made, mapping, queries, keys, like.device)
+    return kept(key, lambda: _made(mapping, queries, keys, like.device))
 
 
 def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:
