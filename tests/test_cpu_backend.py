@@ -569,6 +569,24 @@ def test_the_operator_is_there_for_all_who_look() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("where", ["k", "v", "table"])
+def test_tensors_elsewhere_are_refused(where: str) -> None:
+    """Their addresses mean nothing to the kernel."""
+    tensors = {name: torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM) for name in "qkv"}
+    (encoding,) = some("irpe")
+    if where == "table":
+        encoding = encoding.to("meta")
+    else:
+        tensors[where] = tensors[where].to("meta")
+    for grad in (True, False):
+        with (
+            torch.set_grad_enabled(grad),
+            pytest.raises(RuntimeError, match=r"\['cpu', 'meta'\], expected one device"),
+        ):
+            attention(*tensors.values(), GRID, [encoding], backend="cpu")
+
+
+@compiled
 def test_maps_made_under_a_mode_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grid, encodings = Grid(2, 9), some("irpe")
     with Called():

@@ -214,18 +214,24 @@ def _wants_gradient(a: Arguments) -> bool:
 
 
 def _unseen(a: Arguments) -> bool:
-    """Whether nobody looks: no graph, mode, tracer or profiler, and no tensors that only pretend."""
-    return not (
+    """Whether nobody looks, and the kernel may: no graph, mode, tracer or profiler; plain tensors, on the CPU."""
+    if (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state()
         or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-    ) and PLAIN.issuperset(map(type, (a.q, a.k, a.v, *a.entries)))
+    ):
+        return False
+    return all(x is None or (type(x) in PLAIN and x.is_cpu) for x in _given(a))
 
 
-PLAIN = frozenset((Tensor, torch.nn.Parameter))
+def _given(a: Arguments) -> tuple[Tensor | None, ...]:
+    return (a.q, a.k, a.v, a.allowed, a.added, *a.entries, *a.turns)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
@@ -303,7 +309,7 @@ class _Attention(torch.autograd.Function):
 def _flat(a: Arguments) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """The arguments that nobody changes, and the other tensors."""
     rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps)
-    return rest, (a.q, a.k, a.v, a.allowed, a.added, *a.entries, *a.turns)
+    return rest, _given(a)
 
 
 def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
@@ -332,6 +338,8 @@ def _called(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
     """Below autograd: as an operator only for those who look."""
     if _unseen(a):
         return _run_forward(a, wants_lse)
+    if len(devices := {str(x.device) for x in _given(a) if x is not None}) > 1:
+        raise RuntimeError(f"whereformer::attention: tensors on {sorted(devices)}, expected one device")
     with torch._C._AutoDispatchBelowAutograd():
         return _attention(*a, wants_lse)
 
