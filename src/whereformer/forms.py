@@ -5,7 +5,7 @@ i is broadcast. Offsets are query minus key, in patches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -65,13 +65,13 @@ class Rotation:
             and features beyond the first 2 c are left as they are.
         layout: which features make a pair: "interleaved" (2 c, 2 c + 1) or "half" (c, c + pairs).
         scale: a number by which the turned features are multiplied.
-        made: `waves`, where they are made already.
     """
 
     angles: Tensor
     layout: Layout = "interleaved"
     scale: Tensor | float = 1.0
-    made: tuple[Tensor, Tensor] | None = None
+    made: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    """`waves`, where they are made already."""
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -92,6 +92,12 @@ class Rotation:
         if isinstance(self.scale, float) and self.scale == 1:
             return cos, sin
         return cos * self.scale, sin * self.scale
+
+    def with_waves(self) -> "Rotation":
+        """The same, with `waves` made now, once for every use."""
+        found = Rotation(self.angles, self.layout, self.scale)
+        object.__setattr__(found, "made", self.waves)
+        return found
 
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""

@@ -126,16 +126,15 @@ class Rotary(PositionEncoding):
         return exact(grid.coords(device))
 
     def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation | MatrixRotation]:
-        if not (self.fixed and grid.regular):
-            yield Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
+        if not (self.fixed and grid.regular) or torch.compiler.is_compiling():
+            yield self._rotation(grid, device)
             return
         options = tuple(getattr(self, name) for name in self.fixed)
         key = (type(self), *options, self.layout, self.scaling, self.grid, grid, device)
-        yield kept(key, lambda: self._with_waves(grid, device))
+        yield kept(key, lambda: self._rotation(grid, device).with_waves())
 
-    def _with_waves(self, grid: Grid, device: torch.device | None) -> Rotation:
-        found = Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
-        return Rotation(found.angles, found.layout, found.scale, found.waves)
+    def _rotation(self, grid: Grid, device: torch.device | None) -> Rotation:
+        return Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
 
     def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """[(b or 1,) h or 1, patches, pairs], in radians, float32 or more."""
