@@ -109,6 +109,19 @@ WF_INLINE V pick(V table, Vi at) {
 #endif
 }
 
+// v[i] = x[i + by], zero where there is none.
+template <int by>
+WF_INLINE V shift(V x) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9,
+                                 by + 10, by + 11, by + 12, by + 13, by + 14, by + 15);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7);
+#else
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3);
+#endif
+}
+
 #if defined(__AVX512F__)
 #define WF_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define WF_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
