@@ -2,7 +2,10 @@
 
 import math
 import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils import deterministic
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import emulated
 from loops import close, leaf, same_gradients
@@ -40,7 +44,7 @@ from whereformer import (
     explain,
     parse,
 )
-from whereformer.backends import cpu, kernel, library
+from whereformer.backends import cpu, kernel, library, lookups
 from whereformer.backends.call import Call
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES, Arguments
 
@@ -527,6 +531,80 @@ def test_nothing_of_queries_times_keys_is_made(text: str) -> None:
     assert largest.numel < BATCH * grid.tokens**2
 
 
+class Called(TorchDispatchMode):
+    """Names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@compiled
+def test_the_operator_is_there_for_all_who_look() -> None:
+    """Modes and profilers see it; where nobody looks the kernel is called without it, with the same numbers."""
+    q, k, v = qkv(GRID)
+    encodings = some("irpe(on='qkv')")
+
+    def step() -> tuple[Tensor, ...]:
+        out = attention(q, k, v, GRID, encodings, backend="cpu")
+        return out, *torch.autograd.grad(out.sum(), (q, k, v, *encodings[0].parameters()))
+
+    plain = step()
+    with Called() as called:
+        looked_at = step()
+    assert {"whereformer.attention.default", "whereformer.attention_backward.default"} <= set(called.names)
+    with torch.profiler.profile() as profile:
+        step()
+    assert {"whereformer::attention", "whereformer::attention_backward"} <= {e.key for e in profile.key_averages()}
+    with Called() as called, torch.inference_mode():
+        inferred = attention(q, k, v, GRID, encodings, backend="cpu")
+    assert "whereformer.attention.default" in called.names
+    for one, other in zip(plain, looked_at, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(plain[0], inferred)
+
+
+@compiled
+@pytest.mark.parametrize("where", ["k", "v", "table"])
+def test_tensors_elsewhere_are_refused(where: str) -> None:
+    """Their addresses mean nothing to the kernel."""
+    tensors = {name: torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM) for name in "qkv"}
+    (encoding,) = some("irpe")
+    if where == "table":
+        encoding = encoding.to("meta")
+    else:
+        tensors[where] = tensors[where].to("meta")
+    for grad in (True, False):
+        with (
+            torch.set_grad_enabled(grad),
+            pytest.raises(RuntimeError, match=r"\['cpu', 'meta'\], expected one device"),
+        ):
+            attention(*tensors.values(), GRID, [encoding], backend="cpu")
+
+
+@compiled
+def test_maps_made_under_a_mode_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, encodings = Grid(2, 9), some("irpe")
+    with Called():
+        attention(x := torch.zeros(1, HEADS, 18, HEAD_DIM), x, x, grid, encodings, backend="cpu")
+    made = 0
+    mapping = lookups._made
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        return mapping(*arguments)
+
+    monkeypatch.setattr(lookups, "_made", counted)
+    for _ in range(2):
+        attention(x, x, x, grid, encodings, backend="cpu")
+    assert made == 1
+
+
 @compiled
 def test_no_images_and_no_gradient() -> None:
     q, k, v = (torch.zeros(0, HEADS, TOKENS, HEAD_DIM, requires_grad=True) for _ in range(3))
@@ -617,6 +695,31 @@ def test_explain_says_which_backend_and_why() -> None:
 
 
 @compiled
+def test_bfloat16_goes_where_amx_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If sdpa makes nothing of queries x keys: at once if nothing is said, else from many keys on."""
+    few, many = Grid(3, 4), Grid(40, 40)
+
+    def taken(grid: Grid, text: str, *, dtype: torch.dtype = torch.bfloat16, learns: bool = False) -> str:
+        q = torch.zeros(1, HEADS, grid.tokens, HEAD_DIM, dtype=dtype, requires_grad=learns)
+        return str(explain(q, q, q, grid, some(text, grid)))
+
+    monkeypatch.setattr(cpu, "_amx", lambda: False)
+    assert taken(few, "none") == taken(many, "none") == "cpu"
+    monkeypatch.setattr(cpu, "_amx", lambda: True)
+    there = "sdpa (not cpu: bfloat16, which it computes in float32 and torch on AMX)"
+    assert taken(few, "none") == taken(few, "lepe") == there
+    assert taken(many, "rope_axial") == taken(many, "none", learns=True) == there
+    assert taken(few, "rope_axial") == taken(few, "none", learns=True) == "cpu"
+    assert taken(many, "swin") == taken(many, "irpe(on='v')") == taken(many, "decomposed") == "cpu"
+    assert taken(many, "none", dtype=torch.float32) == "cpu"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert taken(few, "none", dtype=torch.float32) == there
+    q = torch.zeros(1, HEADS, few.tokens, HEAD_DIM, dtype=torch.bfloat16)
+    assert str(explain(q, q, q, few, mask=torch.ones(few.tokens, dtype=torch.bool))) == "cpu"
+    assert attention(q, q, q, few, backend="cpu").dtype == torch.bfloat16
+
+
+@compiled
 def test_describe_says_which_backend_a_model_takes() -> None:
     timm = pytest.importorskip("timm")
     model = equip(timm.create_model("vit_tiny_patch16_224", depth=2, attn_drop_rate=0.1), "learned + irpe(on='v')")
@@ -685,6 +788,19 @@ def test_without_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"cannot serve: the compiled kernel was not built.*Use 'auto'"):
         attention(X, X, X, GRID, backend="cpu")
     assert torch.equal(attention(X, X, X, GRID), X)
+
+
+@compiled
+def test_instructions_that_are_none() -> None:
+    code = """
+import torch, whereformer
+x = torch.zeros(1, 1, 6, 8)
+print(whereformer.explain(x, x, x, whereformer.Grid(2, 3)))
+whereformer.attention(x, x, x, whereformer.Grid(2, 3))
+"""
+    environment = os.environ | {"WHEREFORMER_ISA": "avx1024"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert run.stdout.strip() == "sdpa (not cpu: WHEREFORMER_ISA='avx1024' names no instructions that run here)"
 
 
 def test_a_library_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def attention(
     encodings = _encodings(encodings)
     keys = grid if keys is None or keys == grid else keys
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, "[batch, heads, tokens, head_dim]")
+        _check_tensor(name, x, 4, "[batch, heads, tokens, head_dim]")
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
     forms, call = _said(q, k, v, grid, keys, encodings, mask, dropout)
@@ -90,7 +90,7 @@ def explain(
     encodings = _encodings(encodings)
     keys = grid if keys is None or keys == grid else keys
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, "[batch, heads, tokens, head_dim]")
+        _check_tensor(name, x, 4, "[batch, heads, tokens, head_dim]")
     return backends.choice("auto", *_said(q, k, v, grid, keys, encodings, mask, dropout))
 
 
@@ -102,7 +102,7 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
         grid: where the tokens are: a grid, or several images in one tensor.
     """
     encodings = _encodings(encodings)
-    _check_tensor("x", x, "[batch, tokens, dim]")
+    _check_tensor("x", x, 3, "[batch, tokens, dim]")
     if isinstance(grid, Images):
         return grid.merge([encode(x, g, encodings) for x, g in zip(grid.split(x, "x"), grid.grids, strict=True)])
     _check_grid("grid", grid)
@@ -206,10 +206,10 @@ def _encodings(encodings: Iterable[PositionEncoding]) -> tuple[PositionEncoding,
     return found
 
 
-def _check_tensor(name: str, x: object, shape: str) -> None:
+def _check_tensor(name: str, x: object, axes: int, shape: str) -> None:
     if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
         raise InputError(f"{name} is {getattr(x, 'dtype', type(x).__name__)}, expected a floating tensor")
-    if x.ndim != len(shape.split(",")):
+    if x.ndim != axes:
         raise InputError(f"{name} {tuple(x.shape)}, expected {shape}")
 
 
@@ -233,18 +233,22 @@ def _check(
     encodings: tuple[PositionEncoding, ...],
     dropout: float,
 ) -> None:
+    shape, dtype = q.shape, q.dtype
     for name, x, grid in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
-        _check_grid("grid" if grid is queries else "keys", grid)
-        wanted = (*q.shape[:2], x.shape[-2] if keys is not queries else q.shape[-2], q.shape[-1])
-        if tuple(x.shape) != wanted or x.dtype != q.dtype:
+        found = x.shape
+        wanted = shape if keys is queries else (*shape[:2], found[-2], shape[-1])
+        if found != wanted or x.dtype != dtype:
             raise InputError(
-                f"{name} is {tuple(x.shape)} {x.dtype}, but q is {tuple(q.shape)} {q.dtype}: expected the same"
+                f"{name} is {tuple(found)} {x.dtype}, but q is {tuple(shape)} {dtype}: expected the same"
                 + (" but for the tokens" if keys is not queries else "")
             )
-        grid.check(x.shape[-2], name)
+        if x is not q and keys is queries:
+            continue  # of one shape with q, on one grid
+        _check_grid("grid" if grid is queries else "keys", grid)
+        grid.check(found[-2], name)
         if isinstance(grid, Points):
-            grid.check_batch(x.shape[0], name)
-    _, heads, _, head_dim = q.shape
+            grid.check_batch(found[0], name)
+    _, heads, _, head_dim = shape
     for e in encodings:
         _check_home(e, queries)
         _check_home(e, keys)

@@ -5,7 +5,7 @@ i is broadcast. Offsets are query minus key, in patches.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -23,6 +23,8 @@ Layout = Literal["interleaved", "half"]
 
 Side = Literal["query", "key"]
 """Which of a pair's two tokens reads."""
+
+LAYOUTS, SIDES = get_args(Layout), get_args(Side)
 
 
 class Turn(Protocol):
@@ -68,9 +70,11 @@ class Rotation:
     angles: Tensor
     layout: Layout = "interleaved"
     scale: Tensor | float = 1.0
+    made: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    """`waves`, where they are made already."""
 
     def __post_init__(self) -> None:
-        if self.layout not in get_args(Layout):
+        if self.layout not in LAYOUTS:
             raise InputError(f"Rotation: layout={self.layout!r}, expected 'interleaved' or 'half'")
         if self.angles.ndim not in (3, 4):
             raise InputError(f"Rotation: angles {tuple(self.angles.shape)}, expected [heads, patches, pairs]")
@@ -82,7 +86,18 @@ class Rotation:
     @property
     def waves(self) -> tuple[Tensor, Tensor]:
         """scale · cos θ and scale · sin θ, of the shape of `angles`."""
-        return self.angles.cos() * self.scale, self.angles.sin() * self.scale
+        if self.made is not None:
+            return self.made
+        cos, sin = self.angles.cos(), self.angles.sin()
+        if isinstance(self.scale, float) and self.scale == 1:
+            return cos, sin
+        return cos * self.scale, sin * self.scale
+
+    def with_waves(self) -> "Rotation":
+        """The same, with `waves` made now, once for every use."""
+        found = Rotation(self.angles, self.layout, self.scale)
+        object.__setattr__(found, "made", self.waves)
+        return found
 
     def __call__(self, x: Tensor) -> Tensor:
         """[b, h, tokens, d] -> the same."""
@@ -229,9 +244,10 @@ class BucketBias:
     side: Side = "query"
 
     def __post_init__(self) -> None:
-        if self.side not in get_args(Side):
+        if self.side not in SIDES:
             raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
-        _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
+        scores = self.scores.table if isinstance(self.scores, Scores) else self.scores
+        _check_count("BucketBias: scores", scores.shape[-1], self.buckets)
 
     def made(self) -> Tensor:
         """The scores, whole."""

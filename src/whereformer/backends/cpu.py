@@ -1,7 +1,8 @@
 """The compiled kernel on the CPU: forms become lookups in small tables, and nothing of queries x keys is made."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +10,20 @@ from torch import Tensor
 
 from whereformer.backends import kernel, lookups
 from whereformer.backends.call import Call
-from whereformer.backends.lookups import Lookup
+from whereformer.backends.lookups import Lookup, as_dtype
 from whereformer.backends.sdpa import as_low_rank
-from whereformer.forms import AddedValues, AxisBias, DenseBias, Forms, LowRankBias, Rotation, Turn
+from whereformer.forms import (
+    AddedValues,
+    AxisBias,
+    BucketBias,
+    BucketValues,
+    DenseBias,
+    Forms,
+    LowRankBias,
+    OffsetBias,
+    Rotation,
+    Turn,
+)
 from whereformer.grid import Grid
 from whereformer.mask import Mask
 
@@ -24,23 +36,15 @@ MOST_LOOKUPS = 8
 
 def cannot(forms: Forms, call: Call | None = None) -> str:
     """Why these forms, or this call of them, cannot be served, or "" if they can."""
-    for form in (*forms.biases, *forms.values):
-        if not isinstance(form, lookups.Form | LowRankBias | AddedValues) and not _is_row(form):
-            return f"{type(form).__name__} is no lookup in a table"
-    views = _views(forms)
-    if not all(grid.regular for view in views for grid in view):
-        return "lookups where patches do not fill their grid"
-    if any(view != views[0] for view in views):
-        return "lookups that see the same tokens on different grids"
-    for what in (forms.biases, forms.values):
-        if (count := sum(map(lookups.count, what))) > MOST_LOOKUPS:
-            return f"{count} lookups, more than {MOST_LOOKUPS}"
-    return "" if call is None else _cannot_now(forms, call)
+    plan = _plan(forms) if call is None else _plan(forms, call.q, call.k)
+    if isinstance(plan, str):
+        return plan
+    return "" if call is None else _cannot_now(plan, call)
 
 
-def _cannot_now(forms: Forms, call: Call) -> str:
-    q, k, v, mask, dropout = call
-    if q.device.type != "cpu":
+def _cannot_now(plan: "Plan", call: Call) -> str:
+    q, _, v, mask, dropout = call
+    if not q.is_cpu:
         return f"tensors on {q.device.type}"
     if (dtype := _dtype(q)) not in (torch.float32, torch.bfloat16):
         return f"{str(dtype).removeprefix('torch.')}, where it computes in float32 and bfloat16"
@@ -50,17 +54,46 @@ def _cannot_now(forms: Forms, call: Call) -> str:
         return "dropout"
     if mask is not None and mask.added is not None and mask.added.requires_grad and torch.is_grad_enabled():
         return "a mask that asks for a gradient"
-    extra = 0
-    if any(isinstance(bias, Feature) for bias in forms.biases):
-        extra = sum(map(_rank, _plan(forms, q, k).features))
+    extra = sum(map(_rank, plan.features))
     if (features := max(q.shape[-1] + extra, v.shape[-1])) > MOST_FEATURES:
         return f"{features} features a head, more than {MOST_FEATURES}"
     return kernel.missing()
 
 
 def outrun(forms: Forms, call: Call) -> str:
-    """Why "auto" leaves to the next backend what this one could serve, or ""."""
+    """Why "auto" leaves to the next backend what this one could serve, or "".
+
+    Torch multiplies bfloat16 on AMX, where the processor has it, and this kernel in float32. That pays where sdpa
+    makes nothing of queries x keys: at once where nothing is said and no gradient wanted, else from many keys on.
+    """
+    q, k, v, mask, _ = call
+    if mask is not None or _dtype(q) != torch.bfloat16 or not _amx():
+        return ""
+    if not all(isinstance(form, LowRankBias | AddedValues) for form in (*forms.biases, *forms.values)):
+        return ""
+    silent = not (forms.rotations or forms.key_rotations or forms.biases)
+    wants_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    exporting = torch.compiler.is_exporting()  # comparing sizes would bind the exported program to some of them
+    if (silent and not wants_gradient) or (not exporting and k.shape[-2] > MOST_KEYS_IN_FLOAT32):
+        return "bfloat16, which it computes in float32 and torch on AMX"
     return ""
+
+
+MOST_KEYS_IN_FLOAT32 = 1100
+"""From so many on, AMX outweighs what sdpa takes for turning or for the gradient; measured: 1025 to 4097."""
+
+
+@cache
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _amx() -> bool:
+    """Whether torch multiplies on AMX."""
+    return _has_amx()
+
+
+_amx._dynamo_marked_constant = True  # pyright: ignore  # assume_constant_result, without importing the compiler
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
@@ -69,26 +102,32 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     Rotations by fixed angles are left to the kernel, others come before it. A bias of low rank rides along as
     extra features of q and k.
     """
-    head_dim, dtype, shape = q.shape[-1], _dtype(q), (*q.shape[:-1], k.shape[-2])
+    head_dim, dtype = q.shape[-1], _dtype(q)
     exact = torch.promote_types(dtype, torch.float32)
     plan, waves = _plan(forms, q, k), _waves(forms, exact)
-    found = [one for form in plan.looked_up for one in lookups.of(form, q, k, exact, turned=waves is None)]
+    assert isinstance(plan, Plan)
+    queries, keys, looked_up, features = plan
+    found = [one for form in looked_up for one in lookups.of(form, q, k, exact, turned=waves is None)]
     turned_q, turned_k = forms.turn(q, k) if waves is None else (q, k)
-    q, k, v = turned_q.to(dtype), turned_k.to(dtype), v.to(dtype)
-    if plan.features:
-        low = [_as_low_rank(bias) for bias in plan.features]
+    q, k, v = as_dtype(turned_q, dtype), as_dtype(turned_k, dtype), as_dtype(v, dtype)
+    if features:
+        low = [_as_low_rank(bias) for bias in features]
         q = torch.cat([q, *((f.left * head_dim**0.5).to(dtype).expand(*q.shape[:-1], -1) for f in low)], -1)
         k = torch.cat([k, *(f.right.to(dtype).expand(*k.shape[:-1], -1) for f in low)], -1)
         found = [_widened(one, q.shape[-1] - head_dim) for one in found]
-    arguments = kernel.Arguments(
-        *(q, k, v, plan.queries, plan.keys, head_dim, _is_half(forms), waves or []),
-        lookups=[number for one in found for number in one.fields],
-        maps=[one.at for one in found],
-        entries=[one.entries for one in found],
-        allowed=None if mask is None else mask.allowed.expand(shape),
-        added=None if mask is None or mask.added is None else mask.added.to(exact).expand(shape),
+    allowed = added = None
+    if mask is not None:
+        shape = (*q.shape[:-1], k.shape[-2])
+        allowed = mask.allowed.expand(shape)
+        added = None if mask.added is None else mask.added.to(exact).expand(shape)
+    fields = [number for one in found for number in one.fields]
+    maps, entries = [one.at for one in found], [one.entries for one in found]
+    half = _is_half(forms)
+    out = kernel.attention(
+        kernel.Arguments(
+            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added
+        )
     )
-    out = kernel.attention(arguments)
     for term in forms.values:
         if isinstance(term, AddedValues):
             out = out + term.term.to(out.dtype)
@@ -97,9 +136,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
 
 def _dtype(q: Tensor) -> torch.dtype:
     """In which q, k and v go in, under autocast too."""
-    if q.dtype != torch.float64 and torch.is_autocast_enabled(q.device.type):
-        return torch.get_autocast_dtype(q.device.type)
-    return q.dtype
+    dtype = q.dtype
+    return (
+        torch.get_autocast_dtype("cpu") if dtype != torch.float64 and torch.is_autocast_enabled("cpu") else dtype
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -116,7 +156,7 @@ class Plan(NamedTuple):
     """How the forms of one attention are put to the kernel.
 
     Args:
-        queries, keys: the grids between which offsets are taken.
+        queries, keys: the grids between which offsets are taken; or the tokens as a row.
         looked_up: what becomes lookups.
         features: what becomes extra features.
     """
@@ -127,38 +167,51 @@ class Plan(NamedTuple):
     features: list[Feature]
 
 
-def _plan(forms: Forms, q: Tensor, k: Tensor) -> Plan:
-    views = _views(forms)
-    axes = [bias.keys for bias in forms.biases if isinstance(bias, AxisBias) and bias.keys.regular]
-    queries = _size(views[0][0]) if views else _row(q, forms.rotations)
-    keys = _size(views[0][1]) if views else _size(axes[0]) if axes else _row(k, _key_rotations(forms))
+def _plan(forms: Forms, q: Tensor | None = None, k: Tensor | None = None) -> Plan | str:
+    """The plan, or why there is none."""
+    view: tuple[Grid, Grid] | None = None
     looked_up: list[lookups.Form] = []
     features: list[Feature] = []
+    axes: list[AxisBias] = []
     for form in (*forms.biases, *forms.values):
-        # What prefix queries say to each key by an AxisBias is not said by a bucket.
-        if isinstance(form, AxisBias) and (queries[0] or not form.keys.regular or _size(form.keys) != keys):
-            features.append(form)
-        elif isinstance(form, lookups.Form):
+        if isinstance(form, AxisBias):
+            axes.append(form)
+        elif isinstance(form, BucketBias | OffsetBias | BucketValues):
+            grids = lookups.grids(form)
+            if not (grids[0].regular and grids[1].regular):
+                return "lookups where patches do not fill their grid"
+            if view is not None and grids != view:
+                return "lookups that see the same tokens on different grids"
+            view = grids
             looked_up.append(form)
-        elif isinstance(form, LowRankBias | DenseBias):
+        elif isinstance(form, LowRankBias) or _is_row(form):
             features.append(form)
+        elif not isinstance(form, AddedValues):
+            return f"{type(form).__name__} is no lookup in a table"
+    queries = _row(q, forms.rotations) if view is None else _size(view[0])
+    keys = _row(k, _key_rotations(forms)) if view is None else _size(view[1])
+    if view is None and (regular := [bias.keys for bias in axes if bias.keys.regular]):
+        keys = _size(regular[0])
+    for bias in axes:
+        # What prefix queries say to each key is not said by a bucket.
+        fits = not queries[0] and bias.keys.regular and _size(bias.keys) == keys
+        (looked_up if fits else features).append(bias)
+    on_values = sum(isinstance(form, BucketValues) for form in looked_up)
+    on_logits = len(looked_up) - on_values + sum(isinstance(form, AxisBias) for form in looked_up)
+    if (count := max(on_logits, on_values)) > MOST_LOOKUPS:
+        return f"{count} lookups, more than {MOST_LOOKUPS}"
     return Plan(queries, keys, looked_up, features)
-
-
-def _views(forms: Forms) -> list[tuple[Grid, Grid]]:
-    """Between which grids offsets are taken, for each form that takes any."""
-    found = (lookups.grids(form) for form in (*forms.biases, *forms.values) if isinstance(form, lookups.Form))
-    return [grids for grids in found if grids is not None]
 
 
 def _size(grid: Grid) -> Size:
     return (grid.prefix, 1 if grid.frames is None else grid.frames, grid.height, grid.width)
 
 
-def _row(x: Tensor, turns: Sequence[Turn]) -> Size:
-    """The tokens [.., tokens, d] as a row, but for prefix tokens, which do not turn."""
-    patches = turns[0].patches if turns and turns[0].patches else x.shape[-2]
-    return (x.shape[-2] - patches, 1, 1, patches)
+def _row(x: Tensor | None, turns: Sequence[Turn]) -> Size:
+    """The tokens [.., tokens, d] as a row, but for prefix tokens, which do not turn; none of no tokens."""
+    tokens = 0 if x is None else x.shape[-2]
+    patches = turns[0].patches if turns and turns[0].patches else tokens
+    return (tokens - patches, 1, 1, patches)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -185,9 +238,14 @@ def _waves(forms: Forms, dtype: torch.dtype) -> list[Tensor] | None:
         return None
     if torch.is_grad_enabled() and any(map(_is_learned, turns)):
         return None
-    cos_sin = ours.waves
-    waves = (*cos_sin, *(cos_sin if theirs is ours else theirs.waves))
-    return [wave.to(dtype).contiguous().reshape(-1, *wave.shape[-3:]) for wave in waves]
+    waves = [_wave(wave, dtype) for wave in ours.waves]
+    return waves + (waves if theirs is ours else [_wave(wave, dtype) for wave in theirs.waves])
+
+
+def _wave(wave: Tensor, dtype: torch.dtype) -> Tensor:
+    """[b or 1, h or 1, patches, pairs], contiguous."""
+    wave = as_dtype(wave, dtype).contiguous()
+    return wave[None] if wave.ndim == 3 else wave
 
 
 def _is_half(forms: Forms) -> bool:
@@ -199,7 +257,7 @@ def _is_learned(turn: Rotation) -> bool:
     return turn.angles.requires_grad or (isinstance(scale, Tensor) and scale.requires_grad)
 
 
-def _is_row(form: object) -> bool:
+def _is_row(form: object) -> TypeGuard[DenseBias]:
     """Whether a dense bias says the same to all queries: then it is of rank one."""
     return isinstance(form, DenseBias) and form.tensor.ndim > 1 and form.tensor.shape[-2] == 1
 

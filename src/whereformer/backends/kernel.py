@@ -4,6 +4,8 @@ Both take lookups as flat lists, `FIELDS` integers, one map and one tensor of en
 """
 
 import ctypes
+import os
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,47 +21,13 @@ BY_QUERY, BY_KEY, SHARED, VALUES = range(4)
 FIELDS = ("kind", "by_table", "absolute", "mirrored", "prefix")
 """What is said of a lookup in integers; `by_table`: the entries are a table that q or k reads."""
 
-Size = ctypes.c_int64
-Pointer = ctypes.c_void_p
 
+# ---------------------------------------------------------------------------------------------------------------
+# The library.
 
-class WfTokens(ctypes.Structure):
-    _fields_ = [("data", Pointer), ("batch", Size), ("head", Size), ("token", Size)]
-
-
-class WfGrid(ctypes.Structure):
-    _fields_ = [("prefix", Size), ("frames", Size), ("height", Size), ("width", Size)]
-
-
-class WfTurn(ctypes.Structure):
-    _fields_ = [("cos", Pointer), ("sin", Pointer), ("batch", Size), ("head", Size)]
-
-
-class WfLookup(ctypes.Structure):
-    _fields_ = [
-        *((name, Size) for name in ("kind", "buckets", "absolute", "mirrored", "prefix")),
-        *((name, Pointer) for name in ("map", "table", "scores")),
-        ("head", Size),
-        *((name, Pointer) for name in ("grad_table", "grad_scores")),
-    ]
-
-
-class WfAttention(ctypes.Structure):
-    _fields_ = [
-        *((name, Size) for name in ("batch", "heads", "features", "value_features")),
-        *((name, WfGrid) for name in ("queries", "keys")),
-        *((name, Size) for name in ("bfloat16", "threads")),
-        ("scale", ctypes.c_double),
-        *((name, WfTokens) for name in ("q", "k", "v", "out")),
-        ("lse", Pointer),
-        *((name, Size) for name in ("pairs", "half")),
-        *((name, WfTurn) for name in ("query_turn", "key_turn")),
-        ("lookups", Size),
-        ("lookup", ctypes.POINTER(WfLookup)),
-        *(("allowed", Pointer), ("allowed_strides", Size * 4)),
-        *(("added", Pointer), ("added_strides", Size * 4)),
-        *((name, WfTokens) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
-    ]
+TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pq2P"
+ATTENTION = f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}qPP4qP4q{4 * TOKENS}"
+"""The header's structures, for `struct`: q is an int64_t, P a pointer, d a double."""
 
 
 @cache
@@ -70,13 +38,15 @@ def _library() -> ctypes.CDLL:
         raise OSError("the compiled kernel was not built at installation")
     found = ctypes.CDLL(str(path))
     for name in ("whereformer_forward", "whereformer_backward"):
-        getattr(found, name).argtypes = [ctypes.POINTER(WfAttention)]
+        getattr(found, name).argtypes = [ctypes.c_void_p]
     for name in ("whereformer_error", "whereformer_isa"):
         getattr(found, name).restype = ctypes.c_char_p
-    found.whereformer_layout.restype = Size
-    ours, theirs = ctypes.sizeof(WfAttention) + ctypes.sizeof(WfLookup), found.whereformer_layout()
+    found.whereformer_layout.restype = ctypes.c_int64
+    ours, theirs = struct.calcsize(ATTENTION) + struct.calcsize(LOOKUP), found.whereformer_layout()
     if ours != theirs:
         raise OSError(f"{path} is of another version: its structures have {theirs} bytes, not {ours}")
+    if found.whereformer_isa() is None:
+        raise OSError(f"WHEREFORMER_ISA={os.environ.get('WHEREFORMER_ISA')!r} names no instructions that run here")
     return found
 
 
@@ -104,27 +74,6 @@ def isa() -> str:
 
 # ---------------------------------------------------------------------------------------------------------------
 # From tensors to the structure.
-
-
-def _tokens(x: Tensor) -> WfTokens:
-    return WfTokens(x.data_ptr(), *x.stride()[:3])
-
-
-def _turn(cos: Tensor, sin: Tensor) -> WfTurn:
-    """[batch or 1, heads or 1, patches, pairs] each."""
-    batch, head = (stride if n > 1 else 0 for n, stride in zip(cos.shape[:2], cos.stride()[:2], strict=True))
-    return WfTurn(cos.data_ptr(), sin.data_ptr(), batch, head)
-
-
-def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor | None) -> WfLookup:
-    kind, by_table, absolute, mirrored, prefix = fields
-    buckets = entries.shape[-2 if kind == VALUES else -1]
-    head = entries.stride(0) if entries.shape[0] > 1 else 0  # of scores for each token it is not read
-    there = None if gradient is None or not gradient.numel() else gradient.data_ptr()
-    told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
-    if by_table or kind == VALUES:
-        return WfLookup(*told, entries.data_ptr(), None, head, there, None)
-    return WfLookup(*told, None, entries.data_ptr(), head, None, there)
 
 
 class Arguments(NamedTuple):
@@ -160,6 +109,17 @@ SCHEMA = (
 )
 
 
+@cache
+def _layout(lookups: int) -> tuple[struct.Struct, type[ctypes.Array[ctypes.c_char]]]:
+    """WfAttention with its WfLookups behind it, and memory for them."""
+    layout = struct.Struct(ATTENTION + lookups * LOOKUP)
+    return layout, ctypes.c_char * layout.size
+
+
+BEHIND = struct.calcsize(ATTENTION)
+NO_TOKENS, NO_MASK = (0,) * 4, (0,) * 5
+
+
 def _run(
     name: str,
     a: Arguments,
@@ -169,30 +129,57 @@ def _run(
     gradients_of_entries: Sequence[Tensor] = (),
 ) -> None:
     """Calls the kernel on what lies where `_rows` put it."""
-    batch, heads, _, features = a.q.shape
-    count, step = len(a.maps), len(FIELDS)
-    fields = [a.lookups[n : n + step] for n in range(0, count * step, step)]
-    lookups = (WfLookup * count)(*map(_lookup, fields, a.maps, a.entries, gradients_of_entries or (None,) * count))
-    there = WfAttention(
-        *(batch, heads, features, a.v.shape[-1]),
-        *(WfGrid(*a.queries), WfGrid(*a.keys)),
-        *(a.q.dtype == torch.bfloat16, torch.get_num_threads(), a.head_dim**-0.5),
-        *map(_tokens, (a.q, a.k, a.v, out)),
-        lse.data_ptr() if lse.numel() else None,
-    )
-    there.lookups, there.lookup = count, lookups
-    if a.turns:
-        there.pairs, there.half = a.turns[0].shape[-1], a.half
-        there.query_turn, there.key_turn = _turn(*a.turns[:2]), _turn(*a.turns[2:])
-    if a.allowed is not None:
-        there.allowed, there.allowed_strides = a.allowed.data_ptr(), a.allowed.stride()
-    if a.added is not None:
-        there.added, there.added_strides = a.added.data_ptr(), a.added.stride()
-    if gradients:
-        there.grad_out, there.grad_q, there.grad_k, there.grad_v = map(_tokens, gradients)
+    q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added = a
+    batch, heads, _, features = q.shape
+    count = len(maps)
+    layout, memory = _layout(count)
+    there = memory()
+    at = ctypes.addressof(there)
+    values = [batch, heads, features, v.shape[-1], *queries, *keys]
+    values += (q.dtype == torch.bfloat16, torch.get_num_threads(), head_dim**-0.5)
+    values += (*_tokens(q), *_tokens(k), *_tokens(v), *_tokens(out), lse.data_ptr())
+    if turns:
+        values += (turns[0].shape[-1], half, *_turn(turns[0], turns[1]), *_turn(turns[2], turns[3]))
+    else:
+        values += (0, 0, *NO_TOKENS, *NO_TOKENS)
+    values += (count, at + BEHIND)
+    values += NO_MASK if allowed is None else (allowed.data_ptr(), *allowed.stride())
+    values += NO_MASK if added is None else (added.data_ptr(), *added.stride())
+    for x in gradients:
+        values += _tokens(x)
+    if not gradients:
+        values += 4 * NO_TOKENS
+    step = len(FIELDS)
+    for n in range(count):
+        gradient = gradients_of_entries[n] if gradients_of_entries else None
+        values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], gradient)
+    layout.pack_into(there, 0, *values)
     found = _library()
-    if code := getattr(found, name)(there):
+    if code := getattr(found, name)(at):
         raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
+
+
+def _tokens(x: Tensor) -> tuple[int, ...]:
+    batch, head, token, _ = x.stride()
+    return x.data_ptr(), batch, head, token
+
+
+def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
+    """[batch or 1, heads or 1, patches, pairs] each."""
+    (batches, heads, _, _), (batch, head, _, _) = cos.shape, cos.stride()
+    return cos.data_ptr(), sin.data_ptr(), batch if batches > 1 else 0, head if heads > 1 else 0
+
+
+def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor | None) -> tuple[int, ...]:
+    kind, by_table, absolute, mirrored, prefix = fields
+    shape = entries.shape
+    buckets = shape[-2 if kind == VALUES else -1]
+    head = entries.stride(0) if shape[0] > 1 else 0  # of scores for each token it is not read
+    here, there = entries.data_ptr(), 0 if gradient is None else gradient.data_ptr()
+    told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
+    if by_table or kind == VALUES:
+        return (*told, here, 0, head, there, 0)
+    return (*told, 0, here, head, 0, there)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -214,29 +201,63 @@ _operators.define(
 
 def attention(a: Arguments) -> Tensor:
     """[batch, heads, queries, value features], in memory [batch, queries, heads, value features]."""
+    wants_gradient = _wants_gradient(a)
     if torch.compiler.is_compiling():
-        return _attention(*a, _wants_gradient(a))[0]
-    return _differentiable(*a, _wants_gradient(a))[0]  # what the dispatcher would come to
+        return _attention(*a, wants_gradient)[0]
+    return _eager(a, wants_gradient, wants_gradient)[0]  # what the dispatcher would come to
 
 
 def _wants_gradient(a: Arguments) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in (a.q, a.k, a.v, *a.entries))
+    if not torch.is_grad_enabled():
+        return False
+    return a.q.requires_grad or a.k.requires_grad or a.v.requires_grad or any(x.requires_grad for x in a.entries)
+
+
+def _unseen(a: Arguments) -> bool:
+    """Whether nobody looks, and the kernel may: no graph, mode, tracer or profiler; plain tensors, on the CPU."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state()
+        or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+    ):
+        return False
+    return all(x is None or (type(x) in PLAIN and x.is_cpu) for x in _given(a))
+
+
+def _given(a: Arguments) -> tuple[Tensor | None, ...]:
+    return (a.q, a.k, a.v, a.allowed, a.added, *a.entries, *a.turns)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = a.q.shape
-    out = a.q.new_empty(batch, tokens, heads, a.v.shape[-1]).transpose(1, 2)
-    lse = a.q.new_empty((batch, heads, tokens) if wants_lse else (0,), dtype=torch.float32)
-    return out, lse
+    dtype, device = a.q.dtype, a.q.device
+    out = torch.empty_permuted((batch, heads, tokens, a.v.shape[-1]), (0, 2, 1, 3), dtype=dtype, device=device)
+    shape = (batch, heads, tokens) if wants_lse else (0,)
+    return out, torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    a = Arguments(*arguments[:-1])
-    out, lse = _outputs(a, wants_lse=arguments[-1])
+    return _run_forward(Arguments(*arguments[:-1]), arguments[-1])
+
+
+def _run_forward(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
+    out, lse = _outputs(a, wants_lse)
     if a.q.numel() == 0 or a.k.numel() == 0:
         return out.zero_(), lse.fill_(torch.inf)
-    _run("whereformer_forward", a._replace(q=_rows(a.q), k=_rows(a.k), v=_rows(a.v)), out, lse)
+    _run("whereformer_forward", _laid(a), out, lse)
     return out, lse
+
+
+def _laid(a: Arguments) -> Arguments:
+    """With q, k and v as rows."""
+    q, k, v = _rows(a.q), _rows(a.k), _rows(a.v)
+    return a if q is a.q and k is a.k and v is a.v else a._replace(q=q, k=k, v=v)
 
 
 def _gradients(a: Arguments, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -246,25 +267,26 @@ def _gradients(a: Arguments, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Te
 
 
 def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> Any:
-    a = Arguments(*arguments[:-1])
-    q, k, v, entries = gradients = _gradients(a, wanted=arguments[-1])
+    return _run_backward(grad_out, out, lse, Arguments(*arguments[:-1]), arguments[-1])
+
+
+def _run_backward(grad_out: Tensor, out: Tensor, lse: Tensor, a: Arguments, wanted: Sequence[bool]) -> Any:
+    q, k, v, entries = gradients = _gradients(a, wanted)
     if a.q.numel() == 0 or a.k.numel() == 0:
         for gradient in (q, k, v, *entries):
             gradient.zero_()
         return gradients
-    there = a._replace(q=_rows(a.q), k=_rows(a.k), v=_rows(a.v))
-    _run("whereformer_backward", there, _rows(out), lse, (_rows(grad_out), q, k, v), entries)
+    _run("whereformer_backward", _laid(a), _rows(out), lse, (_rows(grad_out), q, k, v), entries)
     return gradients
 
 
 class _Attention(torch.autograd.Function):
-    """The operator with its gradients; its tensors one by one, as autograd looks into no lists."""
+    """The kernel with its gradients; what may have one comes beside the arguments, as autograd looks into none."""
 
     @staticmethod
-    def forward(ctx: Any, rest: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = _attention(*_filled(rest, tensors), True)
-        ctx.rest = rest
+    def forward(ctx: Any, a: Arguments, *_: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _called(a, True)
+        ctx.rest, tensors = _flat(a)
         ctx.save_for_backward(out, lse, *tensors)
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
@@ -277,41 +299,49 @@ class _Attention(torch.autograd.Function):
             return (None,) * (1 + len(wanted))
         out, lse, *tensors = ctx.saved_tensors
         a = _filled(ctx.rest, tensors)
-        wanted_entries = wanted[FIXED : FIXED + len(a.entries)]
-        q, k, v, entries = _attention_backward(grad_out, out, lse, *a, wanted_entries)
-        found = [q, k, v, None, None, *(g if w else None for g, w in zip(entries, wanted_entries, strict=True))]
-        return (None, *found, *(None,) * (len(wanted) - len(found)))
-
-
-FIXED = 5
-"""q, k, v, allowed and added."""
+        if _unseen(a) and type(grad_out) is Tensor and not torch.is_grad_enabled():
+            q, k, v, entries = _run_backward(grad_out, out, lse, a, wanted[3:])
+        else:
+            q, k, v, entries = _attention_backward(grad_out, out, lse, *a, wanted[3:])
+        return (None, q, k, v, *(g if w else None for g, w in zip(entries, wanted[3:], strict=True)))
 
 
 def _flat(a: Arguments) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
-    """The arguments that are no tensors, and those that are: `FIXED`, and the lists'."""
-    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups)
-    return rest, (a.q, a.k, a.v, a.allowed, a.added, *a.entries, *a.maps, *a.turns)
+    """The arguments that nobody changes, and the other tensors."""
+    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps)
+    return rest, _given(a)
 
 
 def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
     """The reverse of `_flat`."""
-    queries, keys, head_dim, half, lookups = rest
+    queries, keys, head_dim, half, lookups, maps = rest
     q, k, v, allowed, added, *lists = tensors
-    count = len(lookups) // len(FIELDS)
-    entries, maps, turns = lists[:count], lists[count : 2 * count], lists[2 * count :]
+    entries, turns = lists[: len(maps)], lists[len(maps) :]
     return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added)
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor]:
-    *given, wants_lse = arguments
-    a = Arguments(*given)
-    if _wants_gradient(a):
-        if not wants_lse:
-            raise RuntimeError("whereformer::attention: a gradient needs wants_lse=True")
-        rest, tensors = _flat(a)
-        return _Attention.apply(rest, *tensors)  # pyright: ignore[reportReturnType]
+    a, wants_lse = Arguments(*arguments[:-1]), arguments[-1]
+    wants_gradient = _wants_gradient(a)
+    if wants_gradient and not wants_lse:
+        raise RuntimeError("whereformer::attention: a gradient needs wants_lse=True")
+    return _eager(a, wants_lse, wants_gradient)
+
+
+def _eager(a: Arguments, wants_lse: bool, wants_gradient: bool) -> tuple[Tensor, Tensor]:
+    if wants_gradient:
+        return _Attention.apply(a, a.q, a.k, a.v, *a.entries)  # pyright: ignore[reportReturnType]
+    return _called(a, wants_lse)
+
+
+def _called(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
+    """Below autograd: as an operator only for those who look."""
+    if _unseen(a):
+        return _run_forward(a, wants_lse)
+    if len(devices := {str(x.device) for x in _given(a) if x is not None}) > 1:
+        raise RuntimeError(f"whereformer::attention: tensors on {sorted(devices)}, expected one device")
     with torch._C._AutoDispatchBelowAutograd():
-        return _attention(*arguments)
+        return _attention(*a, wants_lse)
 
 
 _operators.impl("attention", _forward, "CPU")

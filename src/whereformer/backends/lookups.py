@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,13 +10,11 @@ from torch import Tensor
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES
 from whereformer.forms import AxisBias, BucketBias, BucketValues, OffsetBias, Scores
 from whereformer.grid import Grid
-from whereformer.index import Buckets, Mapping
+from whereformer.index import Mapping
+from whereformer.kept import kept
 
 Form = BucketBias | OffsetBias | AxisBias | BucketValues
 """What can be looked up."""
-
-KEPT = 64
-"""How many maps are kept."""
 
 
 class Lookup(NamedTuple):
@@ -45,25 +42,22 @@ class Lookup(NamedTuple):
     @property
     def fields(self) -> tuple[int, ...]:
         """In the order of `kernel.FIELDS`."""
-        return (self.kind, self.by_table, self.absolute, self.mirrored, self.prefix)
+        return self[:5]  # type: ignore[return-value]
 
 
-def grids(form: Form) -> tuple[Grid, Grid] | None:
-    """The grids of queries and keys between which a form takes offsets; None if it takes none."""
-    match form:
-        case BucketBias(buckets=buckets, side="key"):
-            return buckets.keys, buckets.queries
-        case BucketBias(buckets=buckets) | BucketValues(buckets=buckets):
-            return buckets.queries, buckets.keys
-        case OffsetBias():
-            return form.queries, form.keys
-        case AxisBias():
-            return None
+def grids(form: BucketBias | OffsetBias | BucketValues) -> tuple[Grid, Grid]:
+    """The grids of queries and keys between which a form takes offsets."""
+    if isinstance(form, OffsetBias):
+        return form.queries, form.keys
+    buckets = form.buckets
+    if isinstance(form, BucketBias) and form.side == "key":
+        return buckets.keys, buckets.queries
+    return buckets.queries, buckets.keys
 
 
-def count(form: object) -> int:
-    """How many lookups a form makes, at most."""
-    return 2 if isinstance(form, AxisBias) else int(isinstance(form, Form))
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, faster where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) -> Iterator[Lookup]:
@@ -77,53 +71,43 @@ def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) ->
     match form:
         case BucketBias(scores, buckets, side):
             reader, kind, mirrored = (q, BY_QUERY, 0) if side == "query" else (k, BY_KEY, 1)
-            at, prefix = _buckets(buckets, like=q)
+            at, prefix = _placed(buckets.mapping, buckets.queries, buckets.keys, q)
             if isinstance(scores, Scores) and scores.reader is reader and not turned:
-                yield Lookup(kind, 1, 0, mirrored, prefix, at, scores.table.to(dtype).contiguous())
+                yield Lookup(kind, 1, 0, mirrored, prefix, at, as_dtype(scores.table, dtype).contiguous())
                 return
-            scores = form.made().to(dtype)
+            scores = as_dtype(form.made(), dtype)
             if all(isinstance(n, int) and n == 1 for n in (*scores.shape[:-3], scores.shape[-2])):
                 kind, scores = SHARED, scores.flatten(0, -2)
             else:
                 scores = scores.expand(*reader.shape[:-1], -1)
             yield Lookup(kind, 0, 0, mirrored, prefix, at, scores.contiguous())
         case OffsetBias(table, queries, keys):
-            entries = table.flatten(1).to(dtype).contiguous()
-            yield Lookup(SHARED, 0, 0, 0, -1, _map(None, queries, keys, q), entries)
+            at, prefix = _placed(None, queries, keys, q)
+            yield Lookup(SHARED, 0, 0, 0, prefix, at, as_dtype(table.flatten(1), dtype).contiguous())
         case AxisBias(rows, columns, keys):
             y, x = torch.meshgrid(*(torch.arange(n, device=q.device) for n in keys.size), indexing="ij")
             for at, scores in ((y, rows), (x, columns)):
                 entries = scores.to(dtype).expand(*q.shape[:-1], -1).contiguous()
                 yield Lookup(BY_QUERY, 0, 1, 0, -1, at.int().contiguous(), entries)
         case BucketValues(table, buckets):
-            at, prefix = _buckets(buckets, like=q)
-            yield Lookup(VALUES, 0, 0, 0, prefix, at, table.to(dtype).contiguous())
+            at, prefix = _placed(buckets.mapping, buckets.queries, buckets.keys, q)
+            yield Lookup(VALUES, 0, 0, 0, prefix, at, as_dtype(table, dtype).contiguous())
 
 
-def _buckets(buckets: Buckets, like: Tensor) -> tuple[Tensor, int]:
-    """The map, and the bucket of pairs with a prefix token."""
-    mapping, queries, keys = buckets.mapping, buckets.queries, buckets.keys
-    return _map(mapping, queries, keys, like), mapping.count if queries.prefix or keys.prefix else -1
+def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) -> tuple[Tensor, int]:
+    """The bucket of every offset, int32, and that of pairs with a prefix token, or -1.
 
-
-def _map(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) -> Tensor:
-    """The bucket of every offset, int32; without a mapping each offset is a bucket of its own.
-
-    Plain tensors of plain calls are kept for the next; graphs and tensors that only pretend make their own.
+    Without a mapping each offset is a bucket of its own.
     """
-    if torch.compiler.is_compiling() or type(like) is not Tensor or not isinstance(mapping, Hashable):
+    if type(like) is not Tensor or not isinstance(mapping, Hashable):
         return _made(mapping, queries, keys, like.device)
-    return _kept(mapping, queries, keys, like.device)
+    key = (_made, mapping, queries, keys, like.device)
+    return kept(key, lambda: _made(mapping, queries, keys, like.device))
 
 
-@lru_cache(KEPT)
-@torch.inference_mode(False)  # or it could not be used in training afterwards
-def _kept(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> Tensor:
-    return _made(mapping, queries, keys, device)
-
-
-def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> Tensor:
+def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:
     if mapping is None:
         sizes = [n + m - 1 for n, m in zip(queries.size, keys.size, strict=True)]
-        return torch.arange(math.prod(sizes), dtype=torch.int32, device=device).reshape(sizes)
-    return mapping(*queries.span(keys, device).unbind(-1)).int().contiguous()
+        return torch.arange(math.prod(sizes), dtype=torch.int32, device=device).reshape(sizes), -1
+    at = mapping(*queries.span(keys, device).unbind(-1)).int().contiguous()
+    return at, mapping.count if queries.prefix or keys.prefix else -1

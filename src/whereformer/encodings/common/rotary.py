@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError, check_one_of, check_positive
 from whereformer.forms import Layout, MatrixRotation, Rotation
 from whereformer.grid import Grid
+from whereformer.kept import kept
 from whereformer.resample import exact, without_autocast
 
 Scaling = Literal["none", "pi", "ntk", "yarn", "yarn_paper"]
@@ -100,6 +101,8 @@ class Rotary(PositionEncoding):
     """
 
     axes = (2, 3)
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """The options that angles follow from, with the two grids, if none of it is learned; then angles are kept."""
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, layout: Layout = "interleaved", scaling: Scaling = "none"
@@ -123,7 +126,15 @@ class Rotary(PositionEncoding):
         return exact(grid.coords(device))
 
     def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation | MatrixRotation]:
-        yield Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
+        if not (self.fixed and grid.regular) or torch.compiler.is_compiling():
+            yield self._rotation(grid, device)
+            return
+        options = tuple(getattr(self, name) for name in self.fixed)
+        key = (type(self), *options, self.layout, self.scaling, self.grid, grid, device)
+        yield kept(key, lambda: self._rotation(grid, device).with_waves())
+
+    def _rotation(self, grid: Grid, device: torch.device | None) -> Rotation:
+        return Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
 
     def angles(self, grid: Grid, device: torch.device | None = None) -> Tensor:
         """[(b or 1,) h or 1, patches, pairs], in radians, float32 or more."""
