@@ -110,12 +110,29 @@ class Backward {
     }
   }
 
-  void operator()(const Head<T> &head, int64_t first, int64_t end, KeyGrads grads) {
+  // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.
+  void operator()(const Head<T> &head, int64_t first, int64_t end, const Head<T> *next, KeyGrads grads) {
     logits_.start_head(head);
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
       start_block(head, block);
-      for (int64_t i = first; i < end; i += GROUP) group(head, i, smaller(GROUP, end - i), block);
+      const bool last = t == p_.blocks - 1;
+      const Head<T> *then = last ? next : &head;
+      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1), end - first);
+      Soon<T, WRITE> written(a_, Head<T>::at(a_.grad_k, head.b, head.h), a_.grad_k, Head<T>::at(a_.grad_v, head.b, head.h),
+                             a_.grad_v, block, end - first);
+      for (int64_t i = first; i < end; i += GROUP) {
+        const int64_t count = smaller(GROUP, end - i);
+        read_group(head, i, count);
+        for (int64_t m = 0; m < count; m += TILE) {
+          const int64_t tile_count = smaller(TILE, count - m), ahead = smaller(TILE, end - i - m - GROUP);
+          soon.prefetch(tile_count), written.prefetch(tile_count);
+          prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, tile_count, a_.features);
+          prefetch_queries(head, i + m + GROUP, ahead);
+          tile(head, i, m, tile_count, block);
+        }
+        end_group(head, count, block);
+      }
       end_block(head, block, grads);
     }
   }
@@ -140,14 +157,14 @@ class Backward {
     }
   }
 
+  void prefetch_queries(const Head<T> &head, int64_t i, int64_t count) const {
+    prefetch_rows(head.q, a_.q.token, i, count, a_.features);
+    prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, i, count, a_.value_features);
+    prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, i, count, a_.value_features);
+  }
+
   // Sums over queries wait until a group of them is done.
-  void group(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
-    read_group(head, i, count);
-    for (int64_t f = 0; f < p_.logits.by_query; f++)
-      std::memset(weights_[f], 0, size_t(GROUP * p_.logits.lookup[f].room()) * 4);
-    for (int64_t f = 0; f < p_.values.count; f++)
-      std::memset(value_weights_[f], 0, size_t(GROUP * p_.values.lookup[f].room()) * 4);
-    for (int64_t m = 0; m < count; m += TILE) tile(head, i, m, smaller(TILE, count - m), block);
+  void end_group(const Head<T> &head, int64_t count, const Block &block) {
     for (int64_t j = 0; j < block.count; j += TILE) {
       product<ADD, COLUMNS>(s_ + j, row_, g_, value_features_, dv_ + j * value_features_, value_features_, count, value_features_);
       product<ADD, COLUMNS>(ds_ + j, row_, q_, features_, dk_ + j * features_, features_, count, features_);
@@ -167,6 +184,10 @@ class Backward {
   }
 
   void read_group(const Head<T> &head, int64_t i, int64_t count) {
+    for (int64_t f = 0; f < p_.logits.by_query; f++)
+      std::memset(weights_[f], 0, size_t(count * p_.logits.lookup[f].room()) * 4);
+    for (int64_t f = 0; f < p_.values.count; f++)
+      std::memset(value_weights_[f], 0, size_t(count * p_.values.lookup[f].room()) * 4);
     read_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, i, count, a_.value_features, nullptr, 1, g_);
     std::memset(g_ + count * value_features_, 0, size_t((whole(count, TILE) - count) * value_features_) * 4);
     const T *out = Head<T>::at(a_.out, head.b, head.h);

@@ -49,9 +49,17 @@ const Isa *picked() {
   return isa;
 }
 
+bool too_much(const WfAttention &a) {
+  int64_t of_values = 0;
+  for (int64_t n = 0; n < a.lookups; n++) of_values += a.lookup[n].kind == WF_VALUES;
+  return of_values > WF_MOST_LOOKUPS || a.lookups - of_values > WF_MOST_LOOKUPS || a.features > WF_MOST_FEATURES ||
+         a.value_features > WF_MOST_FEATURES;
+}
+
 int run(Pass Isa::*pass, const WfAttention *attention) {
   const Isa *isa = picked();
   if (!isa) return wf::UNKNOWN_ISA;
+  if (too_much(*attention)) return wf::TOO_MUCH;
   try {
     return (isa->*pass)(*attention);
   } catch (const std::bad_alloc &) {
@@ -75,6 +83,8 @@ WF_EXPORT const char *whereformer_error(int code) {
       return "not enough memory for the kernel's own scratch";
     case wf::UNKNOWN_ISA:
       return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
+    case wf::TOO_MUCH:
+      return "more than 8 lookups of the logits or of the values, or more than 1024 features";
     default:
       return "an exception that the kernel did not expect";
   }

@@ -62,7 +62,7 @@ struct Logits {
       const Lookup &lookup = p.logits.lookup[f];
       from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.room())
                                     : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
-                                                            : whole(p.most_keys(), TILE) * lookup.room());
+                                                            : (whole(p.most_keys(), TILE) + LANES) * lookup.room());
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
     plain = arena.take<float>(TILE * features);
@@ -93,8 +93,9 @@ struct Logits {
           continue;
         }
         read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
-        product<SET>(plain, features, lookup.wide + head.h * lookup.wide_head, lookup.width, scores, lookup.room(),
-                     a.features, lookup.buckets);
+        int32_t low, high;
+        buckets_of_keys(f, block.first + j, count, &low, &high);
+        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores);
       }
     }
   }
@@ -139,6 +140,25 @@ struct Logits {
     read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, from.scores[f]);
   }
 
+  // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
+  void buckets_of_keys(int64_t f, int64_t j, int64_t count, int32_t *low, int32_t *high) const {
+    const Lookup &lookup = p.logits.lookup[f];
+    const RowOffsets offset(a, *p.logits.given[f]);
+    *low = INT32_MAX, *high = -1;
+    const bool image = offset.frames == 1 && !offset.absolute;
+    int64_t row = -1;
+    for (int64_t m = 0; m < count; m++) {
+      const Place key(a.keys, j + m);
+      if (key.prefix || key.row == row) continue;
+      row = key.row;
+      const int64_t first = image ? offset.first_of_key(row) : 0, end = image ? first + a.queries.height : offset.count();
+      for (int64_t n = first; n < end; n++) {
+        *low = int32_t(smaller(*low, lookup.low[lookup.line[n]]));
+        *high = int32_t(larger(*high, lookup.high[lookup.line[n]]));
+      }
+    }
+  }
+
   void read_given(const Head<T> &head, int64_t f, int64_t tokens, int64_t first, int64_t count, float *scores) const {
     const Lookup &lookup = p.logits.lookup[f];
     const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * tokens + first) * lookup.buckets;
@@ -161,26 +181,25 @@ struct Logits {
   }
 };
 
-// Spreads the prefetches of the next block's keys and values over the queries of this one.
-template <class T>
+// Spreads the prefetches of a block's keys and values over queries that are worked on before.
+template <class T, Use use = READ>
 class Soon {
  public:
-  Soon(const WfAttention &a, const Head<T> *head, const Block &block, int64_t queries)
-      : a_(a), head_(head), at_(block.first), end_(block.first + block.count),
-        each_((block.count + queries - 1) / queries) {}
+  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block, int64_t queries)
+      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features), features_v_(a.value_features),
+        at_(block.first), end_(block.first + block.count), each_((block.count + queries - 1) / queries) {}
 
   void prefetch(int64_t queries) {
     const int64_t count = smaller(each_ * queries, end_ - at_);
-    if (!head_) return;
-    prefetch_rows(head_->k, a_.k.token, at_, count, a_.features);
-    prefetch_rows(head_->v, a_.v.token, at_, count, a_.value_features);
+    if (!k_) return;
+    prefetch_rows<use>(k_, token_k_, at_, count, features_k_);
+    prefetch_rows<use>(v_, token_v_, at_, count, features_v_);
     at_ += count;
   }
 
  private:
-  const WfAttention &a_;
-  const Head<T> *head_;
-  int64_t at_, end_, each_;
+  const T *k_, *v_;
+  int64_t token_k_, token_v_, features_k_, features_v_, at_, end_, each_;
 };
 
 template <class T>
@@ -206,7 +225,8 @@ class Forward {
       logits_.start_block(head, block);
       read_rows(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, v_);
       const bool last = t == p_.blocks - 1;
-      Soon<T> soon(a_, last ? next : &head, p_.block(last ? 0 : t + 1), end - first);
+      const Head<T> *then = last ? next : &head;
+      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1), end - first);
       for (int64_t i = first; i < end; i += TILE) {
         prefetch_rows(head.q, a_.q.token, i + TILE, smaller(TILE, end - i - TILE), a_.features);
         soon.prefetch(smaller(TILE, end - i));
@@ -241,9 +261,9 @@ class Forward {
       if (keeps_sums() && !last)
         write_row<SET>(o, features_, 1, sums_ + (i + m) * features_);
       else
-        write_row<SET>(o, a_.value_features, !last ? 1 : total > 0 ? 1 / total : 0, out + m * a_.out.token);
+        write_row<SET>(o, a_.value_features, !last ? 1 : total == 0 ? 0 : 1 / total, out + m * a_.out.token);
       if (last && a_.lse)
-        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total > 0 ? top_[i + m] + std::log2(total) : INFINITY;
+        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total == 0 ? INFINITY : top_[i + m] + std::log2(total);
     }
   }
 

@@ -7,6 +7,8 @@
 
 namespace wf::WF_ISA {
 
+constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the second cache with its companions
+
 // How a head's queries are cut, so that all threads have work.
 inline int64_t pieces(const WfAttention &a, int64_t queries) {
   const int64_t heads = a.batch * a.heads;
@@ -17,10 +19,10 @@ inline int64_t pieces(const WfAttention &a, int64_t queries) {
 template <class T>
 void forward_of(const WfAttention &a) {
   Arena room;
-  Problem(a, room, true);
+  Problem(a, FORWARD_BLOCK, room, true);
   Memory shared(room.used());
   Arena arena(shared.start());
-  const Problem p(a, arena, false);
+  const Problem p(a, FORWARD_BLOCK, arena, false);
 
   Arena thread_room;
   Forward<T>(p, thread_room);
@@ -60,10 +62,10 @@ void add_pieces(const WfAttention &a, const WfTokens &grad, int64_t unit, int64_
 template <class T>
 void backward_of(const WfAttention &a) {
   Arena room;
-  Problem(a, room, true);
+  Problem(a, BACKWARD_BLOCK, room, true);
   Memory shared(room.used());
   Arena arena(shared.start());
-  const Problem p(a, arena, false);
+  const Problem p(a, BACKWARD_BLOCK, arena, false);
 
   Arena thread_room;
   Backward<T>(p, thread_room);
@@ -91,9 +93,10 @@ void backward_of(const WfAttention &a) {
     work.logit_tables.clear(), work.value_tables.clear();
 #pragma omp for schedule(static)
     for (int64_t u = 0; u < units; u++) {
-      const int64_t n = u / cuts, cut = u % cuts;
+      const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
+      const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
       const KeyGrads grads = cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
-      work(Head<T>(a, n / a.heads, n % a.heads), p.queries * cut / cuts, p.queries * (cut + 1) / cuts, grads);
+      work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next, grads);
     }
     if (cuts > 1) {
 #pragma omp for schedule(static)

@@ -23,6 +23,8 @@ struct Lookup {
   const int32_t *base;     // [lines][span]: the smallest of LANES buckets from here; −1: they are too far apart
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
   const float *onehot;     // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES buckets
+  const int32_t *first;    // if alike and every bucket's keys are neighbours: [span][LANES]: the first of LANES keys from
+                           // here that has bucket low + n, or −1; else null
   bool alike;              // lines differ by a constant: one set of `onehot` serves all
 
   // Packed tables [1 or heads]
@@ -49,16 +51,18 @@ struct Lookup {
 
 // How many rows of patches there are, and which offset two of them have.
 struct RowOffsets {
-  int64_t frames, heights, sub_height;  // frames, heights: of the map
+  int64_t frames, heights;  // of the map
   bool absolute, mirrored;
   WfGrid queries, keys;
 
   RowOffsets(const WfAttention &a, const WfLookup &l)
       : frames(l.absolute ? a.keys.frames : a.queries.frames + a.keys.frames - 1),
         heights(l.absolute ? a.keys.height : a.queries.height + a.keys.height - 1),
-        sub_height(0), absolute(l.absolute), mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
+        absolute(l.absolute), mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
 
   int64_t count() const { return frames * heights; }
+  // The offsets of one row of keys and all rows of queries, of an image, are neighbours: from here on.
+  int64_t first_of_key(int64_t key_row) const { return mirrored ? key_row : keys.height - 1 - key_row; }
   int64_t operator()(int64_t query_row, int64_t key_row) const {
     if (absolute) return key_row;
     const int64_t tq = query_row / queries.height, yq = query_row % queries.height;
@@ -115,6 +119,19 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
       k.alike &= buckets_at[n * k.stride() + t] - low[n] == buckets_at[t] - low[0];
   }
   if (counting) k.alike = false, k.lines = most;
+  bool unbroken = !counting && thin && k.alike && k.kind != WF_SHARED;
+  for (int64_t t = 0; unbroken && t < k.span; t++)
+    for (int i = 0; i < LANES; i++)
+      for (int n = 0; n + 1 < i; n++)
+        unbroken &= k.at(0, t)[i] != k.at(0, t)[n] || k.at(0, t)[i] == k.at(0, t)[i - 1];
+  if (counting || unbroken) {
+    auto *first = arena.take<int32_t>(k.span * LANES);
+    k.first = first;
+    for (int64_t t = 0; !counting && t < k.span; t++) {
+      for (int i = 0; i < LANES; i++) first[t * LANES + i] = -1;
+      for (int i = LANES; i-- > 0;) first[t * LANES + k.at(0, t)[i] - low[0]] = i;
+    }
+  }
   if (thin && k.kind != WF_SHARED) {
     const int64_t sets = k.alike ? 1 : k.lines;
     auto *onehot = arena.take<float>(sets * k.span * LANES);

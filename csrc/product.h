@@ -19,13 +19,15 @@ WF_INLINE void product_panel(const float *a, int64_t lda, const float *b, int64_
   for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) sums[m][z] = result == ADD ? load(c + m * ldc + z * LANES) : V{};
-  for (int64_t k = 0; k < depth; k++) {
+  const float *last = a + 3 * lda;
+  asm("" : "+r"(last));  // two pointers, not one and five offsets: those would not fit the registers
+  for (int64_t k = 0; k < depth; k++, b += ldb) {
     V right[vectors];
 #pragma GCC unroll 4
-    for (int z = 0; z < vectors; z++) right[z] = load(b + k * ldb + z * LANES);
+    for (int z = 0; z < vectors; z++) right[z] = load(b + z * LANES);
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
-      const V x = all(left == ROWS ? a[m * lda + k] : a[k * lda + m]);
+      const V x = all(left == COLUMNS ? a[k * lda + m] : m < 3 ? a[m * lda + k] : last[(m - 3) * lda + k]);
 #pragma GCC unroll 4
       for (int z = 0; z < vectors; z++) sums[m][z] += x * right[z];
     }

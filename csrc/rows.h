@@ -85,12 +85,14 @@ struct Turner {
   }
 };
 
-// Asks for tokens that will be read soon: rows lie far apart, the processor does not guess.
-template <class T>
+enum Use { READ, WRITE };
+
+// Asks for tokens that will be used soon: rows lie far apart, the processor does not guess.
+template <Use use = READ, class T>
 WF_INLINE void prefetch_rows(const T *x, int64_t token, int64_t first, int64_t count, int64_t features) {
   constexpr int64_t LINE = 64 / sizeof(T);
   for (int64_t i = first; i < first + count; i++)
-    for (int64_t d = 0; d < features; d += LINE) __builtin_prefetch(x + i * token + d, 0, 2);
+    for (int64_t d = 0; d < features; d += LINE) __builtin_prefetch(x + i * token + d, use == WRITE, 2);
 }
 
 // The tokens first ... first + count of one head, turned and scaled: [count, whole(features)].
@@ -109,7 +111,7 @@ template <class T>
 void read_transposed(const T *x, int64_t token, int64_t first, int64_t count, int64_t features, const Turner *turn,
                      float factor, float *out) {
   float row[LANES];
-  float turned[LANES * 256];
+  float turned[LANES * WF_MOST_FEATURES];
   for (int64_t p = 0; p < count; p += PANEL, out += PANEL * features)
     for (int64_t c = 0; c < PANEL && p + c < count; c += LANES) {
       const int64_t i = first + p + c, valid = smaller(LANES, count - p - c);

@@ -5,8 +5,7 @@
 
 namespace wf::WF_ISA {
 
-constexpr int MOST_LOOKUPS = 8;
-constexpr int64_t BLOCK = 512;  // keys that are worked on at a time, about: whole rows of patches
+constexpr int MOST_LOOKUPS = WF_MOST_LOOKUPS;
 
 // Some rows of keys, and all queries' view of them.
 struct Block {
@@ -23,7 +22,7 @@ struct Stretch {
 
 // A row of queries before a block of keys.
 struct Stretches {
-  int64_t row, block, count;  // row −1: none yet
+  int64_t row, block, rows, count;  // row −1: none yet; rows: of the block; count: of stretches
   int32_t low[MOST_LOOKUPS], high[MOST_LOOKUPS];  // buckets in use
   int8_t order[MOST_LOOKUPS];  // 1, −1: buckets of one stretch follow (precede) those of the stretch before; 0: neither
   Stretch *list;
@@ -49,12 +48,13 @@ struct Problem {
   bool looks;  // whether anything depends on where tokens are
   Group logits, values;
 
-  Problem(const WfAttention &attention, Arena &arena, bool counting)
+  // `most`: keys that are worked on at a time, about: whole rows of patches.
+  Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
       : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)), looks(a.lookups) {
     width = looks ? a.keys.width : 1;
     key_prefix = looks ? a.keys.prefix : 0;
     key_rows = looks ? a.keys.frames * a.keys.height : keys;
-    blocks = smaller(key_rows, (keys + BLOCK - 1) / BLOCK);
+    blocks = smaller(key_rows, (keys + most - 1) / most);
     block_rows = (key_rows + blocks - 1) / blocks;
     blocks = (key_rows + block_rows - 1) / block_rows;
     constexpr int64_t ORDER[] = {WF_BY_QUERY, WF_SHARED, WF_BY_KEY, WF_VALUES};
@@ -98,7 +98,7 @@ class StretchFinder {
   const Stretches &operator()(int64_t query_row, const Block &block) {
     Stretches &found = recent_[query_row % count_];
     if (found.row == query_row && found.block == block.index) return found;
-    found.row = query_row, found.block = block.index, found.count = 0;
+    found.row = query_row, found.block = block.index, found.rows = block.rows, found.count = 0;
     for (int64_t f = 0; f < group_.count; f++) find_lines(found, f, query_row, block);
     merge(found, block);
     for (int64_t f = 0; f < group_.count; f++) describe(found, f);
@@ -207,11 +207,12 @@ class KeyLines {
     float *to = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES)
       for (int64_t q = 0; q < columns_; q += LANES) {
-        V square[LANES] = {};
-        const int64_t count = smaller(LANES, width_ - k);
-        for (int64_t n = 0; n < count; n++)
-          square[n] = lookup.read(scores + (k + n) * stride, line, lookup.slice(k + n) + q);
+        V square[LANES];  // what lies behind the row's end is not wanted, but read: the loop has one length
+#pragma GCC unroll 16
+        for (int64_t n = 0; n < LANES; n++)
+          square[n] = lookup.read(scores + (k + n) * stride, line, larger(lookup.slice(k + n) + q, 0));
         transpose(square);
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(to + (q + n) * room_ + k, square[n]);
       }
   }
@@ -236,32 +237,19 @@ class KeyLineSums {
   }
 
   void forget() {
+    row_ = -1;
     for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
   }
 
   // Adds ds, of a query in column x, to weights [keys][stride]; both from the block's first patch on.
   void operator()(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, const float *ds, float *weights,
                   int64_t stride) {
-    for (int64_t n = 0; n < stretches.count; n++) {
-      const Stretch &stretch = stretches.list[n];
-      const int32_t line = stretch.line[f];
-      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
-        if (!fits_) {
-          for (int64_t k = y * width_; k < (y + 1) * width_; k++)
-            weights[k * stride + *lookup.at(line, lookup.slice(k - y * width_) + x)] += ds[k];
-          continue;
-        }
-        float *sums = sums_ + y * whole(columns_) * room_;
-        if (lines_[y] != line) {
-          flush(lookup, y, weights, stride);
-          std::memset(sums, 0, size_t(whole(columns_) * room_) * 4);
-          lines_[y] = line;
-        }
-        for (int64_t k = 0; k < width_; k += LANES) {
-          float *at = sums + x * room_ + k;
-          store(at, load(at) + load(ds + y * width_ + k));
-        }
-      }
+    if (!fits_) return spread(lookup, f, stretches, x, ds, weights, stride);
+    if (row_ != stretches.row) turn_to(lookup, f, stretches, weights, stride);
+    const int64_t step = whole(columns_) * room_;
+    for (int64_t k = 0; k < width_; k += LANES) {
+      float *sums = sums_ + x * room_ + k;
+      for (int64_t y = 0; y < stretches.rows; y++, sums += step) store(sums, load(sums) + load(ds + y * width_ + k));
     }
   }
 
@@ -270,6 +258,29 @@ class KeyLineSums {
   }
 
  private:
+  void turn_to(const Lookup &lookup, int64_t f, const Stretches &stretches, float *weights, int64_t stride) {
+    row_ = stretches.row;
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
+        if (lines_[y] == stretch.line[f]) continue;
+        flush(lookup, y, weights, stride);
+        std::memset(sums_ + y * whole(columns_) * room_, 0, size_t(whole(columns_) * room_) * 4);
+        lines_[y] = stretch.line[f];
+      }
+    }
+  }
+
+  void spread(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, const float *ds, float *weights,
+              int64_t stride) const {
+    for (int64_t n = 0; n < stretches.count; n++) {
+      const Stretch &stretch = stretches.list[n];
+      for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++)
+        for (int64_t k = 0; k < width_; k++)
+          weights[(y * width_ + k) * stride + *lookup.at(stretch.line[f], lookup.slice(k) + x)] += ds[y * width_ + k];
+    }
+  }
+
   void flush(const Lookup &lookup, int64_t y, float *weights, int64_t stride) const {
     const int32_t line = lines_[y];
     if (line < 0) return;
@@ -277,8 +288,10 @@ class KeyLineSums {
     for (int64_t k = 0; k < width_; k += LANES) {
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) square[n] = load(sums + (q + n) * room_ + k);
         transpose(square);
+#pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
       }
       for (int64_t n = 0; n < smaller(LANES, width_ - k); n++)
@@ -302,7 +315,7 @@ class KeyLineSums {
     store(at, load(at) + even + odd);
   }
 
-  int64_t width_, columns_, rows_, room_;
+  int64_t width_, columns_, rows_, room_, row_ = -1;
   bool fits_ = false;
   int32_t *lines_;
   float *sums_, *of_keys_;
@@ -442,6 +455,56 @@ inline void sum_rows(const Stretches &stretches, const float *s, int64_t width, 
     }
 }
 
+// From LANES weights to sums over buckets, where every bucket's keys are neighbours: log2(LANES) times, each key adds
+// the key beside it, twice as far each time, if that has the same bucket.
+class NeighbourSums {
+ public:
+  NeighbourSums() = default;
+  NeighbourSums(const Lookup &lookup, int64_t t) : first_(load(lookup.first + t * LANES)) {
+    const V buckets = __builtin_convertvector(load(lookup.at(0, t)) + 1, V);  // 0 is no bucket
+    same_[0] = buckets == shift<1>(buckets), same_[1] = buckets == shift<2>(buckets);
+    if constexpr (LANES > 4) same_[2] = buckets == shift<4 % LANES>(buckets);
+    if constexpr (LANES > 8) same_[3] = buckets == shift<8 % LANES>(buckets);
+  }
+
+  // Sums over buckets low, low + 1, ...
+  WF_INLINE V operator()(V v) const {
+    v = same_[0] ? v + shift<1>(v) : v;
+    v = same_[1] ? v + shift<2>(v) : v;
+    if constexpr (LANES > 4) v = same_[2] ? v + shift<4 % LANES>(v) : v;
+    if constexpr (LANES > 8) v = same_[3] ? v + shift<8 % LANES>(v) : v;
+    return first_ >= 0 ? pick(v, first_ & (LANES - 1)) : V{};
+  }
+
+ private:
+  Vi same_[4], first_;
+};
+
+constexpr int64_t MOST_CHUNKS = 8;
+
+// As sum_rows and sum_buckets together, where few vectors hold a row of keys.
+inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
+                           const float *s, int32_t low, int32_t high, float *weights) {
+  const NeighbourSums sum(lookup, lookup.slice(x));
+  NeighbourSums more[MOST_CHUNKS];
+  for (int64_t x0 = LANES; x0 < width; x0 += LANES) more[x0 / LANES] = NeighbourSums(lookup, lookup.slice(x) + x0);
+  for (int64_t b = low; b <= high; b += LANES) store(weights + b, V{});
+  const int8_t order = stretches.order[f];
+  for (int64_t n = 0; n < stretches.count; n++) {
+    const Stretch &stretch = stretches.list[order < 0 ? stretches.count - 1 - n : n];
+    const auto column = [&](int64_t x0) {
+      const float *row = s + stretch.row * width + x0;
+      V v = load(row);
+      for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
+      return before_lane(int32_t(smaller(width - x0, LANES)), v);
+    };
+    V v = sum(column(0));
+    for (int64_t x0 = LANES; x0 < width; x0 += LANES) v += more[x0 / LANES](column(x0));
+    float *at = weights + lookup.low[stretch.line[f]];
+    store(at, order ? v : load(at) + v);
+  }
+}
+
 // weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
 // more than the stretches have. `sums` and `lines` have room for 8 more rows.
 inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
@@ -497,6 +560,8 @@ class BucketSums {
     for (int64_t m = 0; m < count; m++, s += row, weights += room) {
       if (place[m].prefix) {
         for (int64_t n = low; n <= high; n++) weights[n] = 0;
+      } else if (group_.lookup[f].first && p_.width <= MOST_CHUNKS * LANES) {
+        sum_neighbours(group_.lookup[f], f, *stretches[m], place[m].x, p_.width, s + block.prefix, low, high, weights);
       } else {
         sum_rows(*stretches[m], s + block.prefix, p_.width, rows_);
         sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, low, high, lines_, weights);

@@ -109,6 +109,21 @@ WF_INLINE V pick(V table, Vi at) {
 #endif
 }
 
+// v[i] = x[i + by], zero where there is none.
+#if defined(__AVX512F__)
+template <int by>
+WF_INLINE V shift(V x) {
+  return _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_setzero_si512(), _mm512_castps_si512(x), by));
+}
+#else
+template <int by>
+WF_INLINE V shift(V x) {
+  float lanes[2 * LANES] = {};
+  store(lanes, x);
+  return load(lanes + by);
+}
+#endif
+
 #if defined(__AVX512F__)
 #define WF_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define WF_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31

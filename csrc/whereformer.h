@@ -30,10 +30,15 @@ typedef struct {
   int64_t batch, head;  // strides
 } WfTurn;
 
+enum {
+  WF_MOST_LOOKUPS = 8,     // of the logits, and of the values
+  WF_MOST_FEATURES = 1024  // of queries and keys, and of values
+};
+
 enum { WF_BY_QUERY = 0, WF_BY_KEY = 1, WF_SHARED = 2, WF_VALUES = 3 };
 
-// A term that depends on pair (i, j) by a bucket alone: bucket = map[offset of i and j], or `prefix` if one of the
-// two is a prefix token (-1: the term is then 0).
+// A term that depends on pair (i, j) by a bucket alone: bucket = map[offset of i and j], or `prefix`, which the
+// map does not use, if one of the two is a prefix token (-1: the term is then 0).
 //
 //   WF_BY_QUERY   logits += scores[b, h, i, bucket]     scores = q_i·table[h, :, bucket], or given
 //   WF_BY_KEY     logits += scores[b, h, j, bucket]     scores = k_j·table[h, :, bucket], or given
