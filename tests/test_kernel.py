@@ -75,9 +75,12 @@ def test_a_query_that_is_no_number_spoils_its_own_row(lookups: tuple[tuple[str, 
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("keys", [(0, 1, 4, 5), (0, 1, 100, 13)], ids=["keys at once", "keys by and by"])
 @pytest.mark.parametrize("lookups", [(), QKV], ids=["plain", "lookups"])
-def test_a_key_that_is_nan_spoils_its_head(lookups: tuple[tuple[str, int], ...], name: str) -> None:
-    a, got, clean = poisoned(Case((1, 1, 4, 5), lookups=lookups), name, math.nan)
+def test_a_key_that_is_nan_spoils_its_head(
+    lookups: tuple[tuple[str, int], ...], keys: tuple[int, int, int, int], name: str
+) -> None:
+    a, got, clean = poisoned(Case((1, 1, 3, 4), keys, lookups, batch=1, heads=2), name, math.nan)
     head = AT[:2]
     of_others = torch.ones(got["out"].shape[:2], dtype=torch.bool)
     of_others[head] = False
@@ -85,7 +88,8 @@ def test_a_key_that_is_nan_spoils_its_head(lookups: tuple[tuple[str, int], ...],
         assert torch.equal(got[what][of_others], clean[what][of_others]), what
     expected = emulated.attention(a)
     assert torch.equal(got["out"][head].isnan(), expected[head].isnan())
-    assert got["q"][head].isnan().all()
+    for what in ("q", "v") if name == "k" else ("q",):
+        assert got[what][head].isnan().all(), what
 
 
 @pytest.mark.usefixtures("isa")
