@@ -110,19 +110,17 @@ WF_INLINE V pick(V table, Vi at) {
 }
 
 // v[i] = x[i + by], zero where there is none.
+template <int by>
+WF_INLINE V shift(V x) {
 #if defined(__AVX512F__)
-template <int by>
-WF_INLINE V shift(V x) {
-  return _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_setzero_si512(), _mm512_castps_si512(x), by));
-}
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9,
+                                 by + 10, by + 11, by + 12, by + 13, by + 14, by + 15);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7);
 #else
-template <int by>
-WF_INLINE V shift(V x) {
-  float lanes[2 * LANES] = {};
-  store(lanes, x);
-  return load(lanes + by);
-}
+  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3);
 #endif
+}
 
 #if defined(__AVX512F__)
 #define WF_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
