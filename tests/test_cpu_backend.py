@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -781,6 +782,27 @@ def test_transforms_of_torch_func_go_another_way() -> None:
     close(torch.func.grad(total)(q.detach()), expected)
     with pytest.raises(InputError, match=r"backend='cpu' cannot serve: a transform of torch\.func"):
         torch.func.grad(lambda q: total(q, "cpu"))(q.detach())
+
+
+@compiled
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # of torch's own, for its formulas
+@pytest.mark.parametrize("text", ["irpe(on='qkv')", "swin", "none"])
+def test_derivatives_in_forward_mode_go_another_way(text: str) -> None:
+    """Frozen parameters: nothing else asks for a gradient."""
+    q, tangent = torch.randn(2, BATCH, HEADS, TOKENS, HEAD_DIM)
+    encodings = [encoding.requires_grad_(False) for encoding in some(text)]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, tangent)
+        got, expected = (
+            forward_ad.unpack_dual(attention(dual, q, q, GRID, encodings, backend=backend)).tangent
+            for backend in ("auto", "reference")
+        )
+        assert got is not None
+        close(got, expected)
+        with pytest.raises(InputError, match="backend='cpu' cannot serve: derivatives in forward mode"):
+            attention(dual, q, q, GRID, encodings, backend="cpu")
 
 
 def test_without_a_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

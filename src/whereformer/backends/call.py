@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from whereformer.mask import Mask
 
@@ -21,3 +23,8 @@ class Call(NamedTuple):
     v: Tensor
     mask: Mask | None = None
     dropout: float = 0.0
+
+
+def forward_mode() -> bool:
+    """Whether derivatives may be carried along, which no fused kernel does; autograd would drop them unseen."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.backends import kernel, lookups
-from whereformer.backends.call import Call
+from whereformer.backends.call import Call, forward_mode
 from whereformer.backends.lookups import Lookup, as_dtype
 from whereformer.backends.sdpa import as_low_rank
 from whereformer.forms import (
@@ -50,6 +50,8 @@ def _cannot_now(plan: "Plan", call: Call) -> str:
         return f"{str(dtype).removeprefix('torch.')}, where it computes in float32 and bfloat16"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "a transform of torch.func"
+    if forward_mode():
+        return "derivatives in forward mode"
     if dropout:
         return "dropout"
     if mask is not None and mask.added is not None and mask.added.requires_grad and torch.is_grad_enabled():

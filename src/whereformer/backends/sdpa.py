@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.backends.call import Call
+from whereformer.backends.call import Call, forward_mode
 from whereformer.forms import AddedValues, AxisBias, Bias, BucketBias, Forms, LowRankBias, picked
 from whereformer.grid import Grid, Points
 from whereformer.index import Separable
@@ -23,7 +23,7 @@ def cannot(forms: Forms, call: Call | None = None) -> str:
 
 def outrun(forms: Forms, call: Call) -> str:
     """Why "auto" leaves to the next backend what this one could serve, or ""."""
-    return ""
+    return "derivatives in forward mode" if forward_mode() else ""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:

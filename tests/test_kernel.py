@@ -1,0 +1,225 @@
+"""What no input may do to the kernel: poison its neighbours, depend on chance, crash."""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import emulated
+from kernel_cases import INSTRUCTIONS, on
+from loops import close
+from test_cpu_backend import CASES, Case, made, results
+from whereformer.backends import kernel
+from whereformer.backends.kernel import Arguments
+
+pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
+
+QKV = (("query", 50), ("key", 50), ("values", 50))
+
+
+def called(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Arguments, Tensor]:
+    a = made(case, dtype)
+    return a, torch.randn(*a.q.shape[:-1], a.v.shape[-1]).to(dtype)
+
+
+@pytest.fixture
+def _one_thread_afterwards() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(params=INSTRUCTIONS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    with on(request.param) as runs:
+        if not runs:
+            pytest.skip(f"no {request.param} here")
+        assert kernel.isa() == request.param
+        yield request.param
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers.
+
+AT = (0, 1, 5)
+"""Image, head and token of a number that is none."""
+
+
+def poisoned(case: Case, name: str, value: float) -> tuple[Arguments, dict[str, Tensor], dict[str, Tensor]]:
+    """A call with one bad number in q, k or v, its results, and those without it."""
+    a, grad_out = called(case)
+    clean = results(a, grad_out)
+    bad = getattr(a, name).clone()
+    bad[*AT, 2] = value
+    a = a._replace(**{name: bad})
+    return a, results(a, grad_out), clean
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("lookups", [(), QKV], ids=["plain", "lookups"])
+def test_a_query_that_is_no_number_spoils_its_own_row(lookups: tuple[tuple[str, int], ...], value: float) -> None:
+    _, got, clean = poisoned(Case((1, 1, 4, 5), lookups=lookups), "q", value)
+    other = torch.ones_like(got["out"], dtype=torch.bool)
+    other[AT] = False
+    for what in ("out", "q"):
+        assert got[what][AT].isnan().all(), what
+        assert torch.equal(got[what][other], clean[what][other]), what
+    of_head = torch.ones(got["k"].shape[:2], dtype=torch.bool)
+    of_head[AT[:2]] = False
+    for what in ("k", "v"):
+        assert torch.equal(got[what][of_head], clean[what][of_head]), what
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("keys", [(0, 1, 4, 5), (0, 1, 100, 13)], ids=["keys at once", "keys by and by"])
+@pytest.mark.parametrize("lookups", [(), QKV], ids=["plain", "lookups"])
+def test_a_key_that_is_nan_spoils_its_head(
+    lookups: tuple[tuple[str, int], ...], keys: tuple[int, int, int, int], name: str
+) -> None:
+    a, got, clean = poisoned(Case((1, 1, 3, 4), keys, lookups, batch=1, heads=2), name, math.nan)
+    head = AT[:2]
+    of_others = torch.ones(got["out"].shape[:2], dtype=torch.bool)
+    of_others[head] = False
+    for what in ("out", "q", "k", "v"):
+        assert torch.equal(got[what][of_others], clean[what][of_others]), what
+    expected = emulated.attention(a)
+    assert torch.equal(got["out"][head].isnan(), expected[head].isnan())
+    for what in ("q", "v") if name == "k" else ("q",):
+        assert got[what][head].isnan().all(), what
+
+
+@pytest.mark.usefixtures("isa")
+def test_where_nothing_is_allowed_all_is_zero() -> None:
+    a, grad_out = called(Case((1, 1, 4, 5), lookups=QKV))
+    a = a._replace(allowed=torch.zeros(*a.q.shape[:-1], a.k.shape[-2], dtype=torch.bool))
+    for what, value in results(a, grad_out).items():
+        assert not value.any(), what
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-30, 1e-10, 30.0])
+def test_sizes(size: float) -> None:
+    """Also denormal numbers; sizes around one are in the tests of the backend."""
+    a, grad_out = called(Case((1, 1, 4, 5), lookups=QKV, size=size))
+    exact = results(emulated.in_float64(a), grad_out, emulated.attention)
+    got = results(a, grad_out)
+    for what, bound in emulated.bounds(a, grad_out, 0.0).items():
+        assert got[what].isfinite().all(), what
+        assert ((got[what].double() - exact[what]).abs() <= bound + 1e-35).all(), what
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("least", [-1e4, -1e30, -1e38, torch.finfo(torch.float32).min])
+def test_what_masks_add_may_be_large(least: float) -> None:
+    a, grad_out = called(Case((1, 1, 4, 5), lookups=QKV))
+    shape = (*a.q.shape[:-1], a.k.shape[-2])
+    seen = torch.rand(shape) > 0.5
+    seen[..., 0] = True
+    got = results(a._replace(added=torch.where(seen, 0.0, least)), grad_out)
+    expected = results(a._replace(allowed=seen), grad_out)
+    for what in expected:
+        close(got[what], expected[what])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("size", [1e3, 1e5])
+def test_huge_logits_choose_one_key(size: float) -> None:
+    """Softmax is then the largest logit's; it must be no NaN, and the output that key's value."""
+    a, grad_out = called(Case((1, 1, 4, 5), lookups=(("query", 50), ("key", 50)), size=size))
+    got = results(a, grad_out)
+    logits = emulated.logits(emulated.in_float64(a))
+    best, second = logits.topk(2).values.unbind(-1)
+    clear = best - second > 1e-4 * logits.abs().amax(-1)
+    assert clear.float().mean() > 0.5
+    chosen = a.v.gather(-2, logits.argmax(-1)[..., None].expand(*a.q.shape[:-1], a.v.shape[-1]))
+    close(got["out"][clear], chosen[clear])
+    for what, value in got.items():
+        assert value.isfinite().all(), what
+
+
+@pytest.mark.parametrize("names", [("query", "key", "values"), ("shared", "shared per head")], ids=str)
+def test_very_many_buckets(names: tuple[str, ...]) -> None:
+    a, grad_out = called(Case((1, 1, 7, 9), lookups=tuple((name, 100_000) for name in names), batch=1, heads=2))
+    exact, got = results(emulated.in_float64(a), grad_out, emulated.attention), results(a, grad_out)
+    for what, value in exact.items():
+        close(got[what], value.float())
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Threads.
+
+
+@pytest.mark.usefixtures("_one_thread_afterwards")
+@pytest.mark.parametrize("threads", [1, 2, 3, 64])
+@pytest.mark.parametrize("name", ["14 x 14", "two grids", "one token"])
+def test_runs_are_equal_bit_by_bit(name: str, threads: int) -> None:
+    a, grad_out = called(CASES[name])
+    alone = results(a, grad_out)
+    torch.set_num_threads(threads)
+    first = results(a, grad_out)
+    for _ in range(5):
+        again = results(a, grad_out)
+        assert all(torch.equal(again[what], value) for what, value in first.items())
+    bounds = emulated.bounds(a, grad_out, 0.0)
+    for what, value in alone.items():
+        assert ((first[what] - value).abs() <= 2 * bounds[what]).all(), what
+
+
+@pytest.mark.usefixtures("_one_thread_afterwards")
+def test_many_callers_at_once() -> None:
+    """Each of them on two threads of its own."""
+    torch.set_num_threads(2)
+    calls = [called(CASES[name]) for name in ("14 x 14", "two grids", "a video", "strided")]
+    expected = [results(*call) for call in calls]
+
+    def again(n: int) -> bool:
+        torch.set_num_threads(2)
+        found = results(*calls[n % len(calls)])
+        return all(torch.equal(found[what], value) for what, value in expected[n % len(calls)].items())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(again, range(40)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The C interface alone.
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", ["query", "shared", "key", "values"])
+def test_nine_lookups_are_refused(kind: str) -> None:
+    a, _ = called(Case(lookups=((kind, 5),) * 9))
+    with pytest.raises(RuntimeError, match="more than 8 lookups"):
+        kernel.attention(a)
+    kernel.attention(a._replace(lookups=a.lookups[5:], maps=a.maps[1:], entries=a.entries[1:]))
+
+
+@pytest.mark.usefixtures("isa")
+def test_too_many_features_are_refused() -> None:
+    a, _ = called(Case((0, 1, 2, 2), features=1025, batch=1, heads=1))
+    with pytest.raises(RuntimeError, match="more than 1024 features"):
+        kernel.attention(a)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of a sum": lambda x: x[:1, :1, :1, :1].expand_as(x),
+    "of each feature": lambda x: x[:1, :1, :1].expand_as(x),
+    "of each token": lambda x: x[..., :1].expand_as(x),
+    "features apart": lambda x: x.mT.contiguous().mT,
+    "every second": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
+    "within wider rows": lambda x: torch.nn.functional.pad(x, (3, 5))[..., 3:-5],
+    "negative": lambda x: torch.complex(x, x).conj().imag,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_the_output_may_lie_anyhow(layout: str) -> None:
+    a, grad_out = called(Case((1, 1, 4, 5), lookups=QKV))
+    laid = LAYOUTS[layout](grad_out)
+    expected = results(a, laid.resolve_neg().contiguous())
+    for what, value in results(a, laid).items():
+        assert torch.equal(value, expected[what]), what
