@@ -105,7 +105,7 @@ class Backward {
       if (lookup.kind == WF_BY_KEY) key_line_sums_[f] = KeyLineSums(p, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
-      value_from_.scores[f] = arena.take<float>(TILE * p.values.lookup[f].room());
+      value_from_.scores[f] = arena.take<float>(TILE * p.values.lookup[f].room(), LANES);
       value_weights_[f] = arena.take<float>(GROUP * p.values.lookup[f].room());
     }
   }

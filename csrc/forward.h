@@ -30,16 +30,23 @@ inline float dot(const float *a, const float *b, int64_t n) {
   return sum(v);
 }
 
-// scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's. x has TILE rows.
+// scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's, which is beside
+// them for most queries. x has TILE rows; scores have room for one bucket before the first.
 inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
-                       int32_t low, int32_t high, bool with_prefix, float *scores) {
-  const int64_t room = lookup.room();
+                       int64_t low, int64_t high, bool with_prefix, float *scores) {
+  const int64_t room = lookup.room(), prefix = lookup.prefix;
+  with_prefix = with_prefix && prefix >= 0;
+  const bool behind = with_prefix && high + 1 == prefix, before = with_prefix && !behind && low == 0;
+  high += behind, low -= before;
   if (low <= high)
-    product<SET>(x, row, lookup.wide + head * lookup.wide_head + low, lookup.width, scores + low, room, features,
+    product<SET>(x, row, lookup.wide + head * lookup.wide_head + 1 + low, lookup.width, scores + low, room, features,
                  high - low + 1);
-  if (lookup.prefix < 0 || !with_prefix) return;
-  const float *column = lookup.tall + head * lookup.tall_head + lookup.prefix * row;
-  for (int64_t m = 0; m < count; m++) scores[m * room + lookup.prefix] = dot(x + m * row, column, row);
+  if (!with_prefix || behind) return;
+  const float *column = lookup.tall + head * lookup.tall_head + prefix * row;
+  for (int64_t m = 0; m < count; m++) {
+    float *of_row = scores + m * room;
+    of_row[prefix] = before ? of_row[-1] : dot(x + m * row, column, row);
+  }
 }
 
 // What one thread needs for the logits of TILE queries and a block of keys; backward shares it.
@@ -60,9 +67,10 @@ struct Logits {
     panels = arena.take<float>(whole(p.most_keys(), PANEL) * a.features);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      from.scores[f] = arena.take<float>(p.logits.is_by_query(f) ? TILE * (lookup.room())
-                                    : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
-                                                            : (whole(p.most_keys(), TILE) + LANES) * lookup.room());
+      const int64_t size = p.logits.is_by_query(f) ? TILE * lookup.room()
+                           : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
+                                                   : (whole(p.most_keys(), TILE) + LANES) * lookup.room();
+      from.scores[f] = arena.take<float>(size, LANES);
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
     plain = arena.take<float>(TILE * features);

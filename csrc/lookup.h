@@ -12,7 +12,7 @@
 namespace wf::WF_ISA {
 
 struct Lookup {
-  int64_t kind, buckets, width, prefix, head;  // width: buckets, rounded up; head: 0 if all heads share the table
+  int64_t kind, buckets, width, prefix, head;  // width: of a row of `wide`; head: 0 if all heads share the table
   int64_t lines, span;   // lines that differ; places in a line
   int64_t step;          // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
   int64_t start;         // the slice of a query in the first column starts here
@@ -28,7 +28,7 @@ struct Lookup {
   bool alike;              // lines differ by a constant: one set of `onehot` serves all
 
   // Packed tables [1 or heads]
-  const float *wide;       // [features, width]
+  const float *wide;       // [features, width]: the prefix's bucket, or zeros, then all buckets
   const float *tall;       // [whole(buckets, TILE), whole(features)]
   int64_t wide_head, tall_head;
 
@@ -76,7 +76,7 @@ struct RowOffsets {
 inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting) {
   Lookup k{};
   const RowOffsets offsets(a, l);
-  k.kind = l.kind, k.buckets = l.buckets, k.width = whole(l.buckets), k.prefix = l.prefix, k.head = l.head;
+  k.kind = l.kind, k.buckets = l.buckets, k.width = whole(l.buckets + 1), k.prefix = l.prefix, k.head = l.head;
   k.given = l.kind != WF_SHARED && !l.table;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
   k.step = l.absolute ? 0 : -1;
@@ -161,8 +161,9 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
         std::memset(t, 0, size_t(whole(k.buckets, TILE) * whole(features)) * 4);
         for (int64_t n = 0; n < k.buckets; n++)
           for (int64_t d = 0; d < features; d++)
-            w[d * k.width + n] = t[n * whole(features) + d] =
+            w[d * k.width + 1 + n] = t[n * whole(features) + d] =
                 by_bucket ? table[n * features + d] : table[d * k.buckets + n];
+        for (int64_t d = 0; k.prefix >= 0 && d < features; d++) w[d * k.width] = t[k.prefix * whole(features) + d];
       }
   }
   return k;

@@ -14,10 +14,11 @@ class Arena {
  public:
   explicit Arena(char *base = nullptr) : base_(base) {}
 
+  // `before`: how many more may be used in front.
   template <class T>
-  T *take(int64_t count) {
-    T *piece = base_ ? reinterpret_cast<T *>(base_ + used_) : nullptr;
-    used_ += whole(count * int64_t(sizeof(T)) + PAD, CACHE_LINE);
+  T *take(int64_t count, int64_t before = 0) {
+    T *piece = base_ ? reinterpret_cast<T *>(base_ + used_) + before : nullptr;
+    used_ += whole((before + count) * int64_t(sizeof(T)) + PAD, CACHE_LINE);
     return piece;
   }
   int64_t used() const { return used_; }

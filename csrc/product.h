@@ -8,6 +8,8 @@ constexpr int TILE = 6;                         // rows of C
 constexpr int WIDE = LANES == 16 ? 4 : 2;       // vectors in a row of C
 constexpr int PANEL = WIDE * LANES;             // columns of C
 
+constexpr int64_t AHEAD = 12;                   // rows of B asked for before they are used
+
 enum Result { SET, ADD };
 enum Left { ROWS, COLUMNS };  // A[m, k] is a[m lda + k], or a[k lda + m]
 
@@ -25,6 +27,8 @@ WF_INLINE void product_panel(const float *a, int64_t lda, const float *b, int64_
     V right[vectors];
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) right[z] = load(b + z * LANES);
+#pragma GCC unroll 4
+    for (int z = 0; z < vectors; z++) __builtin_prefetch(b + AHEAD * ldb + z * LANES);
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
       const V x = all(left == COLUMNS ? a[k * lda + m] : m < 3 ? a[m * lda + k] : last[(m - 3) * lda + k]);

@@ -39,6 +39,7 @@ WF_INLINE Vi lane_numbers() {
 WF_INLINE V from_lane(int32_t first, V a, V b) { return lane_numbers() >= all(first) ? a : b; }
 WF_INLINE V before_lane(int32_t end, V a) { return lane_numbers() < all(end) ? a : V{}; }
 
+// b if one of them is NaN.
 WF_INLINE V max(V a, V b) {
 #if defined(__AVX512F__)
   return _mm512_max_ps(a, b);
@@ -73,12 +74,12 @@ WF_INLINE float largest(V v) {
 #endif
 }
 
-// 2^x for x <= 128; 0 below 2^-126. Error below 2 units in the last place.
+// 2^x for x <= 128; 0 below 2^-126; NaN of NaN. Error below 2 units in the last place.
 WF_INLINE V exp2(V x) {
 #if defined(__AVX512F__)
   const V n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-  const V shift = all(0x1.8p23f), clamped = max(x, all(-127.0f)), t = clamped + shift, n = t - shift;
+  const V shift = all(0x1.8p23f), clamped = max(all(-127.0f), x), t = clamped + shift, n = t - shift;
 #endif
   const V r = x - n;
   V p = all(1.5353362e-4f);
@@ -92,7 +93,8 @@ WF_INLINE V exp2(V x) {
   return _mm512_scalef_ps(p, n);
 #else
   const Vi bits = Vi(p) + (Vi(t) << 23);
-  return x < all(-126.0f) ? V{} : V(bits);
+  const V inside = x < all(-126.0f) ? V{} : V(bits);
+  return x == x ? inside : x;
 #endif
 }
 
