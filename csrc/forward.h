@@ -222,7 +222,7 @@ class Forward {
     top_ = arena.take<float>(p.queries), total_ = arena.take<float>(p.queries);
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
     for (int64_t f = 0; f < p.values.count; f++)
-      weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].room()));
+      weights_[f] = arena.take<float>(TILE * p.values.lookup[f].room());
   }
 
   // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.

@@ -45,12 +45,12 @@ struct Group {
 struct Problem {
   const WfAttention &a;
   int64_t queries, keys, width, key_rows, key_prefix, block_rows, blocks;
-  bool looks;  // whether anything depends on where tokens are
   Group logits, values;
 
   // `most`: keys that are worked on at a time, about: whole rows of patches.
   Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
-      : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)), looks(a.lookups) {
+      : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)) {
+    const bool looks = a.lookups;  // whether anything depends on where keys are
     width = looks ? a.keys.width : 1;
     key_prefix = looks ? a.keys.prefix : 0;
     key_rows = looks ? a.keys.frames * a.keys.height : keys;
@@ -84,6 +84,7 @@ struct Problem {
 class StretchFinder {
  public:
   StretchFinder(const Problem &p, const Group &group, Arena &arena) : problem_(p), group_(group) {
+    if (!group) return;
     const int64_t query_rows = p.a.queries.frames * p.a.queries.height;
     count_ = larger(TILE + 2, smaller(query_rows, ROOM / p.block_rows));
     recent_ = arena.take<Stretches>(count_);
@@ -147,8 +148,8 @@ class StretchFinder {
 
   const Problem &problem_;
   const Group &group_;
-  int64_t count_;
-  Stretches *recent_;
+  int64_t count_ = 0;
+  Stretches *recent_ = nullptr;
 };
 
 // Where query i lies.
@@ -463,6 +464,7 @@ class NeighbourSums {
   NeighbourSums(const Lookup &lookup, int64_t t) : first_(load(lookup.first + t * LANES)) {
     const V buckets = __builtin_convertvector(load(lookup.at(0, t)) + 1, V);  // 0 is no bucket
     same_[0] = buckets == shift<1>(buckets), same_[1] = buckets == shift<2>(buckets);
+    // % LANES: what is not wanted must compile all the same
     if constexpr (LANES > 4) same_[2] = buckets == shift<4 % LANES>(buckets);
     if constexpr (LANES > 8) same_[3] = buckets == shift<8 % LANES>(buckets);
   }
