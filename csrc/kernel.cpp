@@ -79,7 +79,8 @@ void backward_of(const WfAttention &a) {
   Memory cut_memory(cuts > 1 ? units * (k_size + v_size) * 4 + CACHE_LINE : 0);
   float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units * k_size;
   Memory table_memory(a.threads * int64_t(2 * sizeof(TableGrads *)));
-  auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start()), **value_tables = logit_tables + a.threads;
+  auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start());
+  auto **value_tables = logit_tables + a.threads;
 #pragma omp parallel num_threads(int(a.threads))
   {
 #if defined(_OPENMP)
@@ -95,7 +96,8 @@ void backward_of(const WfAttention &a) {
     for (int64_t u = 0; u < units; u++) {
       const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
       const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
-      const KeyGrads grads = cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
+      const KeyGrads grads =
+          cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
       work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next, grads);
     }
     if (cuts > 1) {

@@ -3,8 +3,8 @@
 // A query at (y, x) and the keys of one row y' see buckets map[y - y'][x - x'], x' = 0, 1, ...: a slice of one line of
 // the map, in which t counts x' - x. (A key that reads sees a row of queries in the same way.) Lines that hold the same
 // buckets are one line: the product mapping of iRPE has seven, however large the image. Along a line, buckets change
-// slowly, so LANES neighbours lie within LANES buckets and are read by one permutation; the sums of weights over buckets
-// are the transpose of that reading.
+// slowly, so LANES neighbours lie within LANES buckets and are read by one permutation; the sums of weights over
+// buckets are the transpose of that reading.
 #pragma once
 #include "memory.h"
 #include "product.h"
@@ -13,25 +13,26 @@
 namespace wf::WF_ISA {
 
 struct Lookup {
-  int64_t kind, buckets, width, prefix, head;  // width: of a row of `wide`; head: 0 if all heads share the table
-  int64_t lines, span;   // lines that differ; places in a line
-  int64_t step;          // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
-  int64_t start;         // the slice of a query in the first column starts here
-  bool given;            // scores come with the tokens, not from a table
+  // width: of a row of `wide`; head: 0 if all heads share the table
+  int64_t kind, buckets, width, prefix, head;
+  int64_t lines, span;  // lines that differ; places in a line
+  int64_t step;         // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
+  int64_t start;        // the slice of a query in the first column starts here
+  bool given;           // scores come with the tokens, not from a table
 
-  const int32_t *line;     // [row offsets] -> line
+  const int32_t *line;        // [row offsets] -> line
   const int32_t *buckets_at;  // [lines][span + LANES]
-  const int32_t *base;     // [lines][span]: the smallest of LANES buckets from here; −1: they are too far apart
+  const int32_t *base;        // [lines][span]: the smallest of LANES buckets from here; −1: they are too far apart
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
-  const float *onehot;     // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES
-                           // buckets
-  const int32_t *first;    // if alike and every bucket's keys are neighbours: [span][LANES]: the first of LANES keys
-                           // from here that has bucket low + n, or −1; else null
-  bool alike;              // lines differ by a constant: one set of `onehot` serves all
+  const float *onehot;        // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES
+                              // buckets
+  const int32_t *first;       // if alike and every bucket's keys are neighbours: [span][LANES]: the first of LANES keys
+                              // from here that has bucket low + n, or −1; else null
+  bool alike;                 // lines differ by a constant: one set of `onehot` serves all
 
   // Packed tables [1 or heads]
-  const float *wide;       // [features, width]: the prefix's bucket, or zeros, then all buckets
-  const float *tall;       // [whole(buckets, TILE), whole(features)]
+  const float *wide;  // [features, width]: the prefix's bucket, or zeros, then all buckets
+  const float *tall;  // [whole(buckets, TILE), whole(features)]
   int64_t wide_head, tall_head;
 
   int64_t room() const { return width + LANES; }  // for scores of, or weights on, all buckets
@@ -59,8 +60,8 @@ struct RowOffsets {
 
   RowOffsets(const WfAttention &a, const WfLookup &l)
       : frames(l.absolute ? a.keys.frames : a.queries.frames + a.keys.frames - 1),
-        heights(l.absolute ? a.keys.height : a.queries.height + a.keys.height - 1),
-        absolute(l.absolute), mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
+        heights(l.absolute ? a.keys.height : a.queries.height + a.keys.height - 1), absolute(l.absolute),
+        mirrored(l.mirrored), queries(a.queries), keys(a.keys) {}
 
   int64_t count() const { return frames * heights; }
   // The offsets of one row of keys and all rows of queries, of an image, are neighbours: from here on.
