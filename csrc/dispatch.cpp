@@ -56,10 +56,17 @@ bool too_much(const WfAttention &a) {
          a.value_features > WF_MOST_FEATURES;
 }
 
+bool by_keys_own_place(const WfAttention &a) {
+  for (int64_t n = 0; n < a.lookups; n++)
+    if (a.lookup[n].kind == WF_BY_KEY && a.lookup[n].absolute) return true;
+  return false;
+}
+
 int run(Pass Isa::*pass, const WfAttention *attention) {
   const Isa *isa = picked();
   if (!isa) return wf::UNKNOWN_ISA;
   if (too_much(*attention)) return wf::TOO_MUCH;
+  if (by_keys_own_place(*attention)) return wf::BY_OWN_PLACE;
   try {
     return (isa->*pass)(*attention);
   } catch (const std::bad_alloc &) {
@@ -81,6 +88,7 @@ WF_EXPORT const char *whereformer_error(int code) {
     case wf::OUT_OF_MEMORY: return "not enough memory for the kernel's own scratch";
     case wf::UNKNOWN_ISA: return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
     case wf::TOO_MUCH: return "more than 8 lookups of the logits or of the values, or more than 1024 features";
+    case wf::BY_OWN_PLACE: return "a lookup in which keys read by their own places: WF_BY_KEY goes by offsets";
     default: return "an exception that the kernel did not expect";
   }
 }

@@ -5,7 +5,7 @@
 namespace wf {
 
 // What a call returns; whereformer_error says it in words.
-enum Error : int { NONE = 0, OUT_OF_MEMORY = 1, UNKNOWN_ISA = 2, UNEXPECTED = 3, TOO_MUCH = 4 };
+enum Error : int { NONE = 0, OUT_OF_MEMORY = 1, UNKNOWN_ISA = 2, UNEXPECTED = 3, TOO_MUCH = 4, BY_OWN_PLACE = 5 };
 
 #define WF_DECLARE(isa)              \
   namespace isa {                    \

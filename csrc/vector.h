@@ -110,16 +110,23 @@ WF_INLINE V pick(V table, Vi at) {
 #endif
 }
 
+// Lanes of a, then of b, by number; GCC has Clang's name for it from 12 on.
+#if defined(__clang__)
+#define WF_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define WF_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Vi{__VA_ARGS__})
+#endif
+
 // v[i] = x[i + by], zero where there is none.
 template <int by>
 WF_INLINE V shift(V x) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9,
-                                 by + 10, by + 11, by + 12, by + 13, by + 14, by + 15);
+  return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9,
+                    by + 10, by + 11, by + 12, by + 13, by + 14, by + 15);
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7);
+  return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7);
 #else
-  return __builtin_shufflevector(x, V{}, by, by + 1, by + 2, by + 3);
+  return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3);
 #endif
 }
 
@@ -141,8 +148,8 @@ WF_INLINE void transpose(V (&rows)[LANES]) {
     V next[LANES];
 #pragma GCC unroll 8
     for (int i = 0; i < LANES / 2; i++) {
-      next[2 * i] = __builtin_shufflevector(rows[i], rows[i + LANES / 2], WF_LOW);
-      next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + LANES / 2], WF_HIGH);
+      next[2 * i] = WF_SHUFFLE(rows[i], rows[i + LANES / 2], WF_LOW);
+      next[2 * i + 1] = WF_SHUFFLE(rows[i], rows[i + LANES / 2], WF_HIGH);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) rows[i] = next[i];
@@ -150,6 +157,7 @@ WF_INLINE void transpose(V (&rows)[LANES]) {
 }
 #undef WF_LOW
 #undef WF_HIGH
+#undef WF_SHUFFLE
 
 constexpr int64_t whole(int64_t n, int64_t step = LANES) { return (n + step - 1) / step * step; }
 WF_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -1,8 +1,9 @@
 // The plain C interface of the CPU kernel: attention with positions, forward and backward.
 //
 // All tensors live in the caller's memory. T is the type of q, k, v, out and their gradients (float or bfloat16);
-// everything else is float. Strides count elements; a stride of 0 shares one entry along its axis. Tokens are
-// prefix tokens, then patches row by row; a video's rows are those of its first frame, then of its second, ...
+// everything else is float. Sizes are at least 1, but for prefix, pairs and lookups. Strides count elements; a stride
+// of 0 shares one entry along its axis. Tokens are prefix tokens, then patches row by row; a video's rows are those of
+// its first frame, then of its second, ...
 //
 //   logits[i, j] = scale · turned(q_i)·turned(k_j) + Σ lookups[i, j] + added[i, j],   −inf unless allowed[i, j]
 //   out_i        = Σ_j softmax_j(logits[i, j]) (v_j + Σ value lookups[i, j])
@@ -49,7 +50,7 @@ enum { WF_BY_QUERY = 0, WF_BY_KEY = 1, WF_SHARED = 2, WF_VALUES = 3 };
 typedef struct {
   int64_t kind;
   int64_t buckets;
-  int64_t absolute;    // 0: map is indexed by offset, 1: by the key's own place
+  int64_t absolute;    // 0: map is indexed by offset, 1: by the key's own place, not for WF_BY_KEY
   int64_t mirrored;    // 0: the offset is query - key, 1: key - query
   int64_t prefix;      // bucket of pairs with a prefix token, or -1
   const int32_t *map;  // offset:   [frames, height, width of queries + keys - 1] of offset + (n - 1), n the size of the

@@ -13,7 +13,7 @@ from kernel_cases import INSTRUCTIONS, on
 from loops import close
 from test_cpu_backend import CASES, Case, made, results
 from whereformer.backends import kernel
-from whereformer.backends.kernel import Arguments
+from whereformer.backends.kernel import BY_KEY, Arguments
 
 pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
 
@@ -196,6 +196,20 @@ def test_nine_lookups_are_refused(kind: str) -> None:
     with pytest.raises(RuntimeError, match="more than 8 lookups"):
         kernel.attention(a)
     kernel.attention(a._replace(lookups=a.lookups[5:], maps=a.maps[1:], entries=a.entries[1:]))
+
+
+def test_keys_that_read_by_their_own_place_are_refused() -> None:
+    a, _ = called(Case(lookups=(("key", 5),)))
+    with pytest.raises(RuntimeError, match="keys read by their own places"):
+        kernel.attention(a._replace(lookups=[BY_KEY, 1, 1, 0, -1], maps=[a.maps[0][:, :3, :4].contiguous()]))
+
+
+def test_instructions_that_do_not_run_here_are_told_apart() -> None:
+    """So that tests of them are left out, not broken, on a lesser machine."""
+    before = kernel._library
+    with on("avx1024") as runs:
+        assert not runs
+    assert kernel._library is before
 
 
 @pytest.mark.usefixtures("isa")
