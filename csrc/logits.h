@@ -1,0 +1,216 @@
+// The logits of a few queries and a block of keys; forward and backward make them alike.
+#pragma once
+#include <cmath>
+
+#include "fill.h"
+#include "rows.h"
+
+namespace wf::WF_ISA {
+
+constexpr float LOG2E = 1.44269504088896340736f, LN2 = 0.69314718055994530942f;
+
+// One head of one image.
+template <class T>
+struct Head {
+  const T *q, *k, *v;
+  Turner turn_q, turn_k;
+  int64_t b, h;
+
+  Head(const WfAttention &a, int64_t b, int64_t h)
+      : q(at(a.q, b, h)), k(at(a.k, b, h)), v(at(a.v, b, h)), turn_q(a, a.query_turn, a.queries, b, h),
+        turn_k(a, a.key_turn, a.keys, b, h), b(b), h(h) {}
+
+  static T *at(const WfTokens &x, int64_t b, int64_t h) { return static_cast<T *>(x.data) + b * x.batch + h * x.head; }
+};
+
+inline float dot(const float *a, const float *b, int64_t n) {
+  V v{};
+  for (int64_t d = 0; d < n; d += LANES) v += load(a + d) * load(b + d);
+  return sum(v);
+}
+
+// scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's, which is beside
+// them for most queries. x has TILE rows; scores have room for one bucket before the first.
+inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
+                       int64_t low, int64_t high, bool with_prefix, float *scores) {
+  const int64_t room = lookup.room(), prefix = lookup.prefix;
+  with_prefix = with_prefix && prefix >= 0;
+  const bool behind = with_prefix && high + 1 == prefix, before = with_prefix && !behind && low == 0;
+  high += behind, low -= before;
+  if (low <= high)
+    product<SET>(x, row, lookup.wide + head * lookup.wide_head + 1 + low, lookup.width, scores + low, room, features,
+                 high - low + 1);
+  if (!with_prefix || behind) return;
+  const float *column = lookup.tall + head * lookup.tall_head + prefix * row;
+  for (int64_t m = 0; m < count; m++) {
+    float *of_row = scores + m * room;
+    of_row[prefix] = before ? of_row[-1] : dot(x + m * row, column, row);
+  }
+}
+
+// What one thread needs for the logits of TILE queries and a block of keys; backward shares it.
+template <class T>
+struct Logits {
+  const Problem &p;
+  const WfAttention &a;
+  int64_t row, features;  // floats in a row of logits; of a query
+  StretchFinder find;
+  float *panels;  // keys · scale, turned, transposed
+  Sources from;
+  float *plain, *turned;  // queries · log2(e): [TILE][features]
+  View view;
+  Place place[TILE];
+
+  Logits(const Problem &p, Arena &arena)
+      : p(p), a(p.a), row(whole(p.most_keys()) + 2 * LANES), features(whole(a.features)), find(p, p.logits, arena) {
+    panels = arena.take<float>(whole(p.most_keys(), PANEL) * a.features);
+    for (int64_t f = 0; f < p.logits.count; f++) {
+      const Lookup &lookup = p.logits.lookup[f];
+      const int64_t size = p.logits.is_by_query(f) ? TILE * lookup.room()
+                           : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
+                                                   : (whole(p.most_keys(), TILE) + LANES) * lookup.room();
+      from.scores[f] = arena.take<float>(size, LANES);
+      if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
+    }
+    plain = arena.take<float>(TILE * features);
+    turned = a.pairs ? arena.take<float>(TILE * features) : plain;
+  }
+
+  // Scores that no token changes, laid along their lines; behind them, that of pairs with a prefix token.
+  void start_head(const Head<T> &head) {
+    for (int64_t f = p.logits.by_query; f < p.logits.by_query + p.logits.shared; f++) {
+      const Lookup &lookup = p.logits.lookup[f];
+      const float *given = p.logits.given[f]->scores + head.h * lookup.head;
+      const int64_t places = lookup.lines * lookup.stride();
+      for (int64_t t = 0; t < places; t++) from.scores[f][t] = given[lookup.buckets_at[t]] * LOG2E;
+      from.scores[f][places] = lookup.prefix < 0 ? 0 : given[lookup.prefix] * LOG2E;
+    }
+  }
+
+  void start_block(const Head<T> &head, const Block &block) {
+    read_transposed(head.k, a.k.token, block.first, block.count, a.features, &head.turn_k, float(a.scale), panels);
+    for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
+      const Lookup &lookup = p.logits.lookup[f];
+      from.key_lines[f].forget();
+      for (int64_t j = 0; j < block.count; j += TILE) {
+        const int64_t count = smaller(TILE, block.count - j);
+        float *scores = from.scores[f] + j * lookup.room();
+        if (lookup.given) {
+          read_given(head, f, p.keys, block.first + j, count, scores);
+          continue;
+        }
+        read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
+        int32_t low, high;
+        buckets_of_keys(f, block.first + j, count, &low, &high);
+        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores);
+      }
+    }
+  }
+
+  // Logits in base 2 of queries i ... i + count and all keys of the block: s [TILE][row].
+  void operator()(const Head<T> &head, int64_t i, int64_t count, const Block &block, float *s) {
+    read_queries(head, i, count, block);
+    for (int64_t f = 0; f < p.logits.by_query; f++) read_scores(head, f, i, count, block);
+    if (p.logits) {
+      for (int64_t m = 0; m < count; m++) {
+        if (place[m].prefix)
+          fill_prefix(p.logits, from, m, block.count, s + m * row);
+        else
+          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.block_rows, p.width, s + m * row);
+      }
+      product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
+    } else {
+      product_panels<SET>(turned, features, panels, s, row, a.features, block.count);
+    }
+    if (a.allowed || a.added)
+      for (int64_t m = 0; m < count; m++) mask(head, i + m, block, s + m * row);
+    for (int64_t m = 0; m < TILE; m++) store(s + m * row + block.count, all(-INFINITY));
+  }
+
+ private:
+  void read_queries(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
+    read_rows(head.q, a.q.token, i, count, a.features, nullptr, LOG2E, plain);
+    std::memset(plain + count * features, 0, size_t((TILE - count) * features) * 4);
+    if (a.pairs) {
+      std::memcpy(turned, plain, size_t(TILE * features) * 4);
+      for (int64_t m = 0; m < count; m++) head.turn_q(turned + m * features, i + m);
+    }
+    for (int64_t m = 0; m < count; m++) place[m] = Place(a.queries, i + m);
+    if (p.logits) view.look(find, place, count, block);
+  }
+
+  void read_scores(const Head<T> &head, int64_t f, int64_t i, int64_t count, const Block &block) {
+    const Lookup &lookup = p.logits.lookup[f];
+    if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
+    int32_t low, high;
+    view.buckets(f, count, &low, &high);
+    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix,
+               from.scores[f]);
+  }
+
+  // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
+  void buckets_of_keys(int64_t f, int64_t j, int64_t count, int32_t *low, int32_t *high) const {
+    const Lookup &lookup = p.logits.lookup[f];
+    const RowOffsets offset(a, *p.logits.given[f]);
+    *low = INT32_MAX, *high = -1;
+    const bool image = offset.frames == 1 && !offset.absolute;
+    int64_t row = -1;
+    for (int64_t m = 0; m < count; m++) {
+      const Place key(a.keys, j + m);
+      if (key.prefix || key.row == row) continue;
+      row = key.row;
+      const int64_t first = image ? offset.first_of_key(row) : 0;
+      const int64_t end = image ? first + a.queries.height : offset.count();
+      for (int64_t n = first; n < end; n++) {
+        *low = int32_t(smaller(*low, lookup.low[lookup.line[n]]));
+        *high = int32_t(larger(*high, lookup.high[lookup.line[n]]));
+      }
+    }
+  }
+
+  void read_given(const Head<T> &head, int64_t f, int64_t tokens, int64_t first, int64_t count, float *scores) const {
+    const Lookup &lookup = p.logits.lookup[f];
+    const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * tokens + first) * lookup.buckets;
+    for (int64_t m = 0; m < count; m++)
+      read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores + m * lookup.room());
+  }
+
+  void mask(const Head<T> &head, int64_t i, const Block &block, float *s) const {
+    const auto at = [&](const int64_t *strides) {
+      return head.b * strides[0] + head.h * strides[1] + i * strides[2] + block.first * strides[3];
+    };
+    if (a.added) {
+      const float *added = a.added + at(a.added_strides);
+      for (int64_t j = 0; j < block.count; j++) s[j] += added[j * a.added_strides[3]] * LOG2E;
+    }
+    if (a.allowed) {
+      const uint8_t *allowed = a.allowed + at(a.allowed_strides);
+      for (int64_t j = 0; j < block.count; j++) s[j] = allowed[j * a.allowed_strides[3]] ? s[j] : -INFINITY;
+    }
+  }
+};
+
+// Spreads the prefetches of a block's keys and values over queries that are worked on before.
+template <class T, Use use = READ>
+class Soon {
+ public:
+  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block,
+       int64_t queries)
+      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features),
+        features_v_(a.value_features), at_(block.first), end_(block.first + block.count),
+        each_((block.count + queries - 1) / queries) {}
+
+  void prefetch(int64_t queries) {
+    const int64_t count = smaller(each_ * queries, end_ - at_);
+    if (!k_) return;
+    prefetch_rows<use>(k_, token_k_, at_, count, features_k_);
+    prefetch_rows<use>(v_, token_v_, at_, count, features_v_);
+    at_ += count;
+  }
+
+ private:
+  const T *k_, *v_;
+  int64_t token_k_, token_v_, features_k_, features_v_, at_, end_, each_;
+};
+
+}  // namespace wf::WF_ISA
