@@ -121,8 +121,8 @@ WF_INLINE V pick(V table, Vi at) {
 template <int by>
 WF_INLINE V shift(V x) {
 #if defined(__AVX512F__)
-  return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9,
-                    by + 10, by + 11, by + 12, by + 13, by + 14, by + 15);
+  return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7, by + 8, by + 9, by + 10,
+                    by + 11, by + 12, by + 13, by + 14, by + 15);
 #elif defined(__AVX2__)
   return WF_SHUFFLE(x, V{}, by, by + 1, by + 2, by + 3, by + 4, by + 5, by + 6, by + 7);
 #else
