@@ -118,9 +118,10 @@ class Backward {
       start_block(head, block);
       const bool last = t == p_.blocks - 1;
       const Head<T> *then = last ? next : &head;
-      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1), end - first);
-      Soon<T, WRITE> written(a_, Head<T>::at(a_.grad_k, head.b, head.h), a_.grad_k, Head<T>::at(a_.grad_v, head.b, head.h),
-                             a_.grad_v, block, end - first);
+      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1),
+                   end - first);
+      Soon<T, WRITE> written(a_, Head<T>::at(a_.grad_k, head.b, head.h), a_.grad_k,
+                             Head<T>::at(a_.grad_v, head.b, head.h), a_.grad_v, block, end - first);
       for (int64_t i = first; i < end; i += GROUP) {
         const int64_t count = smaller(GROUP, end - i);
         read_group(head, i, count);
@@ -166,7 +167,8 @@ class Backward {
   // Sums over queries wait until a group of them is done.
   void end_group(const Head<T> &head, int64_t count, const Block &block) {
     for (int64_t j = 0; j < block.count; j += TILE) {
-      product<ADD, COLUMNS>(s_ + j, row_, g_, value_features_, dv_ + j * value_features_, value_features_, count, value_features_);
+      product<ADD, COLUMNS>(s_ + j, row_, g_, value_features_, dv_ + j * value_features_, value_features_, count,
+                            value_features_);
       product<ADD, COLUMNS>(ds_ + j, row_, q_, features_, dk_ + j * features_, features_, count, features_);
     }
     for (int64_t f = 0; f < p_.logits.by_query; f++)
@@ -237,7 +239,8 @@ class Backward {
   // dP
   void grad_weights(const Head<T> &head, int64_t m, int64_t count, const Block &block, float *ds) {
     const float *g = g_ + m * value_features_;
-    if (!p_.values) return product_panels<SET>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
+    if (!p_.values)
+      return product_panels<SET>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
     value_view_.look(find_, logits_.place, count, block);
     for (int64_t f = 0; f < p_.values.count; f++) {
       int32_t low, high;
@@ -249,7 +252,8 @@ class Backward {
       if (logits_.place[n].prefix)
         fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.block_rows, p_.width, ds + n * row_);
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.block_rows, p_.width,
+             ds + n * row_);
     }
     product_panels<ADD>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
   }
@@ -288,8 +292,8 @@ class Backward {
     }
   }
 
-  void spread_shared(const Lookup &lookup, int64_t f, const Stretches &stretches, const Place &place, const Block &block,
-                     const float *ds, float *sums) const {
+  void spread_shared(const Lookup &lookup, int64_t f, const Stretches &stretches, const Place &place,
+                     const Block &block, const float *ds, float *sums) const {
     for (int64_t j = 0; j < block.prefix; j++) sums[lookup.lines * lookup.stride()] += ds[j];
     ds += block.prefix;
     for (int64_t n = 0; n < stretches.count; n++) {
@@ -336,15 +340,16 @@ class Backward {
       key_line_sums_[f].flush(lookup, weights_[f] + block.prefix * lookup.room(), lookup.room());
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
-        float *grad = p_.logits.given[f]->grad_scores +
-                      ((head.b * a_.heads + head.h) * p_.keys + block.first) * lookup.buckets;
+        float *grad =
+            p_.logits.given[f]->grad_scores + ((head.b * a_.heads + head.h) * p_.keys + block.first) * lookup.buckets;
         for (int64_t j = 0; j < block.count; j++)
           write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
         continue;
       }
       const float *table = lookup.tall + head.h * lookup.tall_head;
       for (int64_t j = 0; j < block.count; j += TILE)
-        product<ADD>(weights_[f] + j * lookup.room(), lookup.room(), table, features_, dk_ + j * features_, features_, lookup.buckets, features_);
+        product<ADD>(weights_[f] + j * lookup.room(), lookup.room(), table, features_, dk_ + j * features_, features_,
+                     lookup.buckets, features_);
       add_table(lookup, weights_[f], plain_k_, features_, block.count, logit_tables(f, head.h));
     }
     for (int64_t j = 0; j < block.count; j++) {

@@ -84,23 +84,15 @@ WF_EXPORT int whereformer_backward(const WfAttention *attention) { return run(&I
 
 WF_EXPORT const char *whereformer_error(int code) {
   switch (code) {
-    case wf::NONE:
-      return "";
-    case wf::OUT_OF_MEMORY:
-      return "not enough memory for the kernel's own scratch";
-    case wf::UNKNOWN_ISA:
-      return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
-    case wf::TOO_MUCH:
-      return "more than 8 lookups of the logits or of the values, or more than 1024 features";
-    case wf::BY_OWN_PLACE:
-      return "a lookup in which keys read by their own places: WF_BY_KEY goes by offsets";
-    default:
-      return "an exception that the kernel did not expect";
+    case wf::NONE: return "";
+    case wf::OUT_OF_MEMORY: return "not enough memory for the kernel's own scratch";
+    case wf::UNKNOWN_ISA: return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
+    case wf::TOO_MUCH: return "more than 8 lookups of the logits or of the values, or more than 1024 features";
+    case wf::BY_OWN_PLACE: return "a lookup in which keys read by their own places: WF_BY_KEY goes by offsets";
+    default: return "an exception that the kernel did not expect";
   }
 }
 
 WF_EXPORT const char *whereformer_isa(void) { return picked() ? picked()->name : nullptr; }
 
-WF_EXPORT int64_t whereformer_layout(void) {
-  return static_cast<int64_t>(sizeof(WfAttention) + sizeof(WfLookup));
-}
+WF_EXPORT int64_t whereformer_layout(void) { return static_cast<int64_t>(sizeof(WfAttention) + sizeof(WfLookup)); }

@@ -19,9 +19,7 @@ struct Head {
       : q(at(a.q, b, h)), k(at(a.k, b, h)), v(at(a.v, b, h)), turn_q(a, a.query_turn, a.queries, b, h),
         turn_k(a, a.key_turn, a.keys, b, h), b(b), h(h) {}
 
-  static T *at(const WfTokens &x, int64_t b, int64_t h) {
-    return static_cast<T *>(x.data) + b * x.batch + h * x.head;
-  }
+  static T *at(const WfTokens &x, int64_t b, int64_t h) { return static_cast<T *>(x.data) + b * x.batch + h * x.head; }
 };
 
 inline float dot(const float *a, const float *b, int64_t n) {
@@ -56,9 +54,9 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  float *panels;                  // keys · scale, turned, transposed
+  float *panels;  // keys · scale, turned, transposed
   Sources from;
-  float *plain, *turned;          // queries · log2(e): [TILE][features]
+  float *plain, *turned;  // queries · log2(e): [TILE][features]
   View view;
   Place place[TILE];
 
@@ -145,7 +143,8 @@ struct Logits {
     if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
     int32_t low, high;
     view.buckets(f, count, &low, &high);
-    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix, from.scores[f]);
+    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix,
+               from.scores[f]);
   }
 
   // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
@@ -159,7 +158,8 @@ struct Logits {
       const Place key(a.keys, j + m);
       if (key.prefix || key.row == row) continue;
       row = key.row;
-      const int64_t first = image ? offset.first_of_key(row) : 0, end = image ? first + a.queries.height : offset.count();
+      const int64_t first = image ? offset.first_of_key(row) : 0;
+      const int64_t end = image ? first + a.queries.height : offset.count();
       for (int64_t n = first; n < end; n++) {
         *low = int32_t(smaller(*low, lookup.low[lookup.line[n]]));
         *high = int32_t(larger(*high, lookup.high[lookup.line[n]]));
@@ -193,9 +193,11 @@ struct Logits {
 template <class T, Use use = READ>
 class Soon {
  public:
-  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block, int64_t queries)
-      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features), features_v_(a.value_features),
-        at_(block.first), end_(block.first + block.count), each_((block.count + queries - 1) / queries) {}
+  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block,
+       int64_t queries)
+      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features),
+        features_v_(a.value_features), at_(block.first), end_(block.first + block.count),
+        each_((block.count + queries - 1) / queries) {}
 
   void prefetch(int64_t queries) {
     const int64_t count = smaller(each_ * queries, end_ - at_);
@@ -213,16 +215,15 @@ class Soon {
 template <class T>
 class Forward {
  public:
-  Forward(const Problem &p, Arena &arena) : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena),
-        bucket_sums_(p, p.values, arena) {
+  Forward(const Problem &p, Arena &arena)
+      : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena), bucket_sums_(p, p.values, arena) {
     features_ = whole(a_.value_features);
     v_ = arena.take<float>(p.most_keys() * features_);
     s_ = arena.take<float>(TILE * logits_.row);
     o_ = arena.take<float>(TILE * features_);
     top_ = arena.take<float>(p.queries), total_ = arena.take<float>(p.queries);
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
-    for (int64_t f = 0; f < p.values.count; f++)
-      weights_[f] = arena.take<float>(TILE * (p.values.lookup[f].room()));
+    for (int64_t f = 0; f < p.values.count; f++) weights_[f] = arena.take<float>(TILE * p.values.lookup[f].room());
   }
 
   // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.
@@ -234,7 +235,8 @@ class Forward {
       read_rows(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, v_);
       const bool last = t == p_.blocks - 1;
       const Head<T> *then = last ? next : &head;
-      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1), end - first);
+      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1),
+                   end - first);
       for (int64_t i = first; i < end; i += TILE) {
         prefetch_rows(head.q, a_.q.token, i + TILE, smaller(TILE, end - i - TILE), a_.features);
         soon.prefetch(smaller(TILE, end - i));
@@ -271,7 +273,8 @@ class Forward {
       else
         write_row<SET>(o, a_.value_features, !last ? 1 : total == 0 ? 0 : 1 / total, out + m * a_.out.token);
       if (last && a_.lse)
-        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] = total == 0 ? INFINITY : top_[i + m] + std::log2(total);
+        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] =
+            total == 0 ? INFINITY : top_[i + m] + std::log2(total);
     }
   }
 
@@ -283,7 +286,8 @@ class Forward {
       const int64_t room = p_.values.lookup[f].room();
       int32_t low, high;
       view_.buckets(f, count, &low, &high);
-      bucket_sums_(f, view_.stretches, logits_.place, count, block, s_, logits_.row, low, high, true, weights_[f], room);
+      bucket_sums_(f, view_.stretches, logits_.place, count, block, s_, logits_.row, low, high, true, weights_[f],
+                   room);
       add_rows(p_.values.lookup[f], head.h, weights_[f], room, count, low, high, o_, features_);
     }
   }

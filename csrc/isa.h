@@ -7,10 +7,10 @@ namespace wf {
 // What a call returns; whereformer_error says it in words.
 enum Error : int { NONE = 0, OUT_OF_MEMORY = 1, UNKNOWN_ISA = 2, UNEXPECTED = 3, TOO_MUCH = 4, BY_OWN_PLACE = 5 };
 
-#define WF_DECLARE(isa)               \
-  namespace isa {                     \
-  int forward(const WfAttention &);   \
-  int backward(const WfAttention &);  \
+#define WF_DECLARE(isa)              \
+  namespace isa {                    \
+  int forward(const WfAttention &);  \
+  int backward(const WfAttention &); \
   }
 WF_DECLARE(avx512)
 WF_DECLARE(avx2)

@@ -13,7 +13,7 @@ constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the 
 inline int64_t pieces(const WfAttention &a, int64_t queries) {
   const int64_t heads = a.batch * a.heads;
   if (heads % a.threads == 0 || heads >= 4 * a.threads) return 1;
-  return smaller((4 * a.threads + heads - 1) / heads, (queries + 47) / 48);
+  return smaller((4 * a.threads + heads - 1) / heads, (queries + GROUP - 1) / GROUP);
 }
 
 template <class T>
@@ -50,10 +50,10 @@ void forward_of(const WfAttention &a) {
 // Sums over the pieces of a head's queries, in their order.
 template <class T>
 void add_pieces(const WfAttention &a, const WfTokens &grad, int64_t unit, int64_t tokens, int64_t features,
-                const float *pieces, int64_t piece, int64_t count) {
+                float *pieces, int64_t piece, int64_t count) {
   T *out = Head<T>::at(grad, unit / a.heads, unit % a.heads);
   const int64_t row = whole(features);
-  float *sum = const_cast<float *>(pieces);
+  float *sum = pieces;  // the first, for a start
   for (int64_t n = 1; n < count; n++)
     for (int64_t d = 0; d < tokens * row; d += LANES) store(sum + d, load(sum + d) + load(pieces + n * piece + d));
   for (int64_t j = 0; j < tokens; j++) write_row<SET>(sum + j * row, features, 1, out + j * grad.token);
@@ -79,7 +79,8 @@ void backward_of(const WfAttention &a) {
   Memory cut_memory(cuts > 1 ? units * (k_size + v_size) * 4 + CACHE_LINE : 0);
   float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units * k_size;
   Memory table_memory(a.threads * int64_t(2 * sizeof(TableGrads *)));
-  auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start()), **value_tables = logit_tables + a.threads;
+  auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start());
+  auto **value_tables = logit_tables + a.threads;
 #pragma omp parallel num_threads(int(a.threads))
   {
 #if defined(_OPENMP)
@@ -95,7 +96,8 @@ void backward_of(const WfAttention &a) {
     for (int64_t u = 0; u < units; u++) {
       const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
       const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
-      const KeyGrads grads = cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
+      const KeyGrads grads =
+          cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
       work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next, grads);
     }
     if (cuts > 1) {

@@ -4,11 +4,11 @@
 
 namespace wf::WF_ISA {
 
-constexpr int TILE = 6;                         // rows of C
-constexpr int WIDE = LANES == 16 ? 4 : 2;       // vectors in a row of C
-constexpr int PANEL = WIDE * LANES;             // columns of C
+constexpr int TILE = 6;                    // rows of C
+constexpr int WIDE = LANES == 16 ? 4 : 2;  // vectors in a row of C
+constexpr int PANEL = WIDE * LANES;        // columns of C
 
-constexpr int64_t AHEAD = 12;                   // rows of B asked for before they are used
+constexpr int64_t AHEAD = 12;  // rows of B asked for before they are used
 
 enum Result { SET, ADD };
 enum Left { ROWS, COLUMNS };  // A[m, k] is a[m lda + k], or a[k lda + m]

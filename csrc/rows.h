@@ -66,8 +66,8 @@ struct Turner {
 
   Turner(const WfAttention &a, const WfTurn &turn, const WfGrid &grid, int64_t b, int64_t h)
       : cos(a.pairs ? turn.cos + b * turn.batch + h * turn.head : nullptr),
-        sin(a.pairs ? turn.sin + b * turn.batch + h * turn.head : nullptr),
-        prefix(grid.prefix), pairs(a.pairs), half(a.half) {}
+        sin(a.pairs ? turn.sin + b * turn.batch + h * turn.head : nullptr), prefix(grid.prefix), pairs(a.pairs),
+        half(a.half) {}
 
   explicit operator bool() const { return cos; }
 

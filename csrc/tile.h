@@ -22,7 +22,8 @@ struct Stretch {
 
 // A row of queries before a block of keys.
 struct Stretches {
-  int64_t row, block, rows, count;  // row −1: none yet; rows: of the block; count: of stretches
+  // row −1: none yet; rows: of the block; count: of stretches
+  int64_t row, block, rows, count;
   int32_t low[MOST_LOOKUPS], high[MOST_LOOKUPS];  // buckets in use
   int8_t order[MOST_LOOKUPS];  // 1, −1: buckets of one stretch follow (precede) those of the stretch before; 0: neither
   Stretch *list;
@@ -45,12 +46,12 @@ struct Group {
 struct Problem {
   const WfAttention &a;
   int64_t queries, keys, width, key_rows, key_prefix, block_rows, blocks;
-  bool looks;  // whether anything depends on where tokens are
   Group logits, values;
 
   // `most`: keys that are worked on at a time, about: whole rows of patches.
   Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
-      : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)), looks(a.lookups) {
+      : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)) {
+    const bool looks = a.lookups;  // whether anything depends on where keys are
     width = looks ? a.keys.width : 1;
     key_prefix = looks ? a.keys.prefix : 0;
     key_rows = looks ? a.keys.frames * a.keys.height : keys;
@@ -84,6 +85,7 @@ struct Problem {
 class StretchFinder {
  public:
   StretchFinder(const Problem &p, const Group &group, Arena &arena) : problem_(p), group_(group) {
+    if (!group) return;
     const int64_t query_rows = p.a.queries.frames * p.a.queries.height;
     count_ = larger(TILE + 2, smaller(query_rows, ROOM / p.block_rows));
     recent_ = arena.take<Stretches>(count_);
@@ -113,7 +115,8 @@ class StretchFinder {
     const Lookup &lookup = group_.lookup[f];
     for (int64_t y = 0; y < block.rows; y++) {
       const int32_t line = found.list[y].line[f] = lookup.line[offset(query_row, block.row + y)];
-      found.offsets[f * problem_.block_rows + y] = group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
+      found.offsets[f * problem_.block_rows + y] =
+          group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
     }
   }
 
@@ -147,8 +150,8 @@ class StretchFinder {
 
   const Problem &problem_;
   const Group &group_;
-  int64_t count_;
-  Stretches *recent_;
+  int64_t count_ = 0;
+  Stretches *recent_ = nullptr;
 };
 
 // Where query i lies.
@@ -163,7 +166,9 @@ struct Place {
 // ---- One query's row of logits before q·k: the sum of a group's lookups.
 
 // Where LANES keys of a row start: the last vector ends with the row, if the row is long enough.
-WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) { return width < LANES ? 0 : smaller(chunk, width - LANES); }
+WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) {
+  return width < LANES ? 0 : smaller(chunk, width - LANES);
+}
 
 // What keys say, laid out as queries see it: for each row of keys, the line that the present row of queries sees, for
 // each column of queries. Most rows of queries see what the row before saw.
@@ -242,8 +247,8 @@ class KeyLineSums {
   }
 
   // Adds ds, of a query in column x, to weights [keys][stride]; both from the block's first patch on.
-  void operator()(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, const float *ds, float *weights,
-                  int64_t stride) {
+  void operator()(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, const float *ds,
+                  float *weights, int64_t stride) {
     if (!fits_) return spread(lookup, f, stretches, x, ds, weights, stride);
     if (row_ != stretches.row) turn_to(lookup, f, stretches, weights, stride);
     const int64_t step = whole(columns_) * room_;
@@ -295,7 +300,8 @@ class KeyLineSums {
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
       }
       for (int64_t n = 0; n < smaller(LANES, width_ - k); n++)
-        sum_line(lookup, line, lookup.slice(k + n), of_keys_ + n * whole(columns_), weights + (y * width_ + k + n) * stride);
+        sum_line(lookup, line, lookup.slice(k + n), of_keys_ + n * whole(columns_),
+                 weights + (y * width_ + k + n) * stride);
     }
   }
 
@@ -327,7 +333,9 @@ struct Sources {
                                 // By key: [keys of the block][room]
   KeyLines key_lines[MOST_LOOKUPS];
 
-  const float *of_token(const Group &group, int64_t f, int64_t n) const { return scores[f] + n * group.lookup[f].room(); }
+  const float *of_token(const Group &group, int64_t f, int64_t n) const {
+    return scores[f] + n * group.lookup[f].room();
+  }
 };
 
 // Of pairs with a prefix token: the same for all keys, but for lookups by key.
@@ -337,7 +345,8 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
   for (int64_t f = 0; f < group.by_query + group.shared; f++) {
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
-    same += group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(group, f, m)[lookup.prefix];
+    same +=
+        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(group, f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
@@ -366,8 +375,8 @@ inline V read_by_keys(const Group &group, const Sources &from, const Stretch &st
 // One row of a block after the other, LANES keys of each, where lines by query differ by constants: all are read by the
 // same permutation.
 template <int by_query, bool shared, bool by_key>
-inline void fill_rows(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x, int64_t x0,
-                      const Block &block, int64_t rows_room, int64_t width, float *s) {
+inline void fill_rows(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x,
+                      int64_t x0, const Block &block, int64_t rows_room, int64_t width, float *s) {
   const float *first[2] = {};
   Vi at[2] = {};
   const int32_t *offsets[2] = {};
@@ -383,7 +392,8 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
   const int32_t *line_offsets = nullptr;
   int64_t step = 0;
   if constexpr (shared)
-    lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0, line_offsets = stretches.offset(by_query, rows_room);
+    lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0,
+    line_offsets = stretches.offset(by_query, rows_room);
   if constexpr (by_key)
     laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].step();
   for (int64_t y = 0; y < block.rows; y++, s += width, laid += step) {
@@ -397,8 +407,8 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
 }
 
 // The same for any lookups.
-inline void fill_any(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x, int64_t x0,
-                     const Block &block, int64_t, int64_t width, float *s) {
+inline void fill_any(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x,
+                     int64_t x0, const Block &block, int64_t, int64_t width, float *s) {
   for (int64_t n = 0; n < stretches.count; n++) {
     const Stretch &stretch = stretches.list[n];
     V same{};
@@ -411,8 +421,8 @@ inline void fill_any(const Group &group, const Sources &from, int64_t m, const S
   }
 }
 
-using Filler = void (*)(const Group &, const Sources &, int64_t, const Stretches &, int64_t, int64_t, const Block &, int64_t,
-                        int64_t, float *);
+using Filler = void (*)(const Group &, const Sources &, int64_t, const Stretches &, int64_t, int64_t, const Block &,
+                        int64_t, int64_t, float *);
 
 inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t x0) {
   constexpr Filler FILLERS[3][2][2] = {
@@ -429,11 +439,12 @@ inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t
 
 // Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
 // next row overwrites.
-inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x, const Block &block,
-                 int64_t rows_room, int64_t width, float *s) {
+inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x,
+                 const Block &block, int64_t rows_room, int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
   for (int64_t f = group.by_query + group.shared; f < group.count; f++)
-    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix), group.lookup[f].room());
+    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix),
+                           group.lookup[f].room());
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
     filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, rows_room, width, s + block.prefix + x0);
@@ -463,6 +474,7 @@ class NeighbourSums {
   NeighbourSums(const Lookup &lookup, int64_t t) : first_(load(lookup.first + t * LANES)) {
     const V buckets = __builtin_convertvector(load(lookup.at(0, t)) + 1, V);  // 0 is no bucket
     same_[0] = buckets == shift<1>(buckets), same_[1] = buckets == shift<2>(buckets);
+    // % LANES: what is not wanted must compile all the same
     if constexpr (LANES > 4) same_[2] = buckets == shift<4 % LANES>(buckets);
     if constexpr (LANES > 8) same_[3] = buckets == shift<8 % LANES>(buckets);
   }
@@ -599,8 +611,8 @@ struct View {
 };
 
 // c[m] += weights[m]·table, of buckets low ... high and of the prefix's.
-inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, int64_t room, int64_t count,
-                     int32_t low, int32_t high, float *c, int64_t features) {
+inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, int64_t room, int64_t count, int32_t low,
+                     int32_t high, float *c, int64_t features) {
   const float *table = lookup.tall + head * lookup.tall_head;
   if (low <= high)
     product<ADD>(weights + low, room, table + low * features, features, c, features, high - low + 1, features);

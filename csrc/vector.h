@@ -35,8 +35,7 @@ WF_INLINE Vi lane_numbers() {
   return v;
 }
 
-// a where the lane's number is at least `first`, else b.
-WF_INLINE V from_lane(int32_t first, V a, V b) { return lane_numbers() >= all(first) ? a : b; }
+// a where the lane's number is below `end`, else 0.
 WF_INLINE V before_lane(int32_t end, V a) { return lane_numbers() < all(end) ? a : V{}; }
 
 // b if one of them is NaN.

@@ -55,11 +55,12 @@ typedef struct {
   int64_t prefix;      // bucket of pairs with a prefix token, or -1
   const int32_t *map;  // offset:   [frames, height, width of queries + keys - 1] of offset + (n - 1), n the size of the
                        //           side that is subtracted;   absolute: [keys' frames, height, width]
-  const float *table;  // BY_QUERY, BY_KEY: [1 or heads, features, buckets] or null; VALUES: [1 or heads, buckets, features]
-  const float *scores; // BY_QUERY, BY_KEY: [batch, heads, tokens, buckets] or null; SHARED: [1 or heads, buckets]
-  int64_t head;        // stride of heads of table (or of SHARED scores): 0 if shared by all heads
-  float *grad_table;   // backward: as table, written; or null
-  float *grad_scores;  // backward: as scores, written; or null
+  // BY_QUERY, BY_KEY: [1 or heads, features, buckets] or null; VALUES: [1 or heads, buckets, features]
+  const float *table;
+  const float *scores;  // BY_QUERY, BY_KEY: [batch, heads, tokens, buckets] or null; SHARED: [1 or heads, buckets]
+  int64_t head;         // stride of heads of table (or of SHARED scores): 0 if shared by all heads
+  float *grad_table;    // backward: as table, written; or null
+  float *grad_scores;   // backward: as scores, written; or null
 } WfLookup;
 
 typedef struct {
@@ -74,9 +75,9 @@ typedef struct {
   WfTurn query_turn, key_turn;
   int64_t lookups;
   const WfLookup *lookup;
-  const uint8_t *allowed;      // [batch, heads, queries, keys] or null
+  const uint8_t *allowed;  // [batch, heads, queries, keys] or null
   int64_t allowed_strides[4];
-  const float *added;          // [batch, heads, queries, keys] or null
+  const float *added;  // [batch, heads, queries, keys] or null
   int64_t added_strides[4];
   WfTokens grad_out, grad_q, grad_k, grad_v;  // backward only
 } WfAttention;
@@ -86,8 +87,8 @@ int whereformer_forward(const WfAttention *);
 int whereformer_backward(const WfAttention *);
 const char *whereformer_error(int code);
 
-// The instructions the kernel runs on: "avx512", "avx2" or "portable". The environment's WHEREFORMER_ISA picks a lesser; null
-// if it names none that runs here, and then every call fails.
+// The instructions the kernel runs on: "avx512", "avx2" or "portable". The environment's WHEREFORMER_ISA picks a
+// lesser; null if it names none that runs here, and then every call fails.
 const char *whereformer_isa(void);
 // sizeof(WfAttention) + sizeof(WfLookup), for the caller to check its own picture of them.
 int64_t whereformer_layout(void);
