@@ -48,7 +48,7 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
     run(
         *(100, 12),
         LD_PRELOAD=" ".join(found),
-        ASAN_OPTIONS="detect_leaks=0",
+        ASAN_OPTIONS="detect_leaks=0:max_malloc_fill_size=1000000000:malloc_fill_byte=255",  # NaN, all over it
         UBSAN_OPTIONS="halt_on_error=1",
         **{library.ENVIRONMENT: str(tmp_path / library.NAME)},
     )
