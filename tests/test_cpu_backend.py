@@ -22,6 +22,7 @@ import emulated
 from loops import close, leaf, same_gradients
 from test_attention import (
     BATCH,
+    BUCKETS,
     GRID,
     HEAD_DIM,
     HEADS,
@@ -34,10 +35,14 @@ from test_attention import (
 )
 from test_forms import Largest
 from whereformer import (
+    AxisBias,
+    BucketValues,
     DenseBias,
     Grid,
     InputError,
+    OffsetBias,
     PositionEncoding,
+    Rotation,
     attention,
     backends,
     describe,
@@ -770,6 +775,25 @@ WIDE = torch.zeros(BATCH, HEADS, TOKENS, 257)
 def test_what_the_kernel_cannot(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=f"backend='cpu' cannot serve: .*{message}"):
         call()
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("saying", "message"),
+    [
+        (lambda: Says(rotations=(Rotation(torch.zeros(1, TOKENS - 1, HEAD_DIM)),)), "cos or sin"),
+        (lambda: Says(rotations=(Rotation(torch.zeros(HEADS + 1, TOKENS - 1, 2)),)), "cos or sin"),
+        (lambda: Says(OffsetBias(torch.zeros(HEADS + 1, 5, 3), GRID, GRID)), "table or scores"),
+        (lambda: Says(OffsetBias(torch.zeros(1, 9, 9), Grid(5, 5), Grid(5, 5))), "queries on"),
+        (lambda: Says(AxisBias(torch.zeros(TOKENS, 5), torch.zeros(TOKENS, 5), Grid(5, 5))), "keys on"),
+        (lambda: Says(values=(BucketValues(torch.zeros(HEADS + 1, 10, HEAD_DIM), BUCKETS),)), "table or scores"),
+        (lambda: Says(values=(BucketValues(torch.zeros(1, 10, HEAD_DIM + 1), BUCKETS),)), "table or scores"),
+    ],
+)
+def test_forms_that_do_not_fit_never_reach_the_kernel(saying: Callable[[], Says], message: str) -> None:
+    """It reads and writes where sizes say: a form of other heads or another grid would be read past its end."""
+    with pytest.raises(InputError, match=message):
+        attention(X, X, X, GRID, [saying()], backend="cpu")
 
 
 def test_transforms_of_torch_func_go_another_way() -> None:

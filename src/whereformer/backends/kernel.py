@@ -4,6 +4,7 @@ Both take lookups as flat lists, `FIELDS` integers, one map and one tensor of en
 """
 
 import ctypes
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whereformer.backends import library
+from whereformer.errors import InputError
 
 BY_QUERY, BY_KEY, SHARED, VALUES = range(4)
 """Kinds of lookups, as in the header."""
@@ -247,11 +249,61 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _run_forward(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
+    _check(a)
     out, lse = _outputs(a, wants_lse)
     if a.q.numel() == 0 or a.k.numel() == 0:
         return out.zero_(), lse.fill_(torch.inf)
     _run("whereformer_forward", _laid(a), out, lse)
     return out, lse
+
+
+def _check(a: Arguments) -> None:
+    """The kernel reads and writes where sizes say, so these must be those of the tensors.
+
+    Raises:
+        InputError: they are not.
+    """
+    (batch, heads, queries, features), (_, _, keys, _) = a.q.shape, a.k.shape
+    dtype, exact, values = a.q.dtype, torch.float32, a.v.shape[-1]
+    _expect("k", a.k, (batch, heads, keys, features), dtype)
+    _expect("v", a.v, (batch, heads, keys, values), dtype)
+    for side, size, tokens in (("queries", a.queries, queries), ("keys", a.keys, keys)):
+        if size[0] + math.prod(size[1:]) != tokens:
+            raise InputError(f"{side} on {tuple(size)}, but {tokens} tokens")
+    for n, wave in enumerate(a.turns):
+        images, of_heads, _, pairs = wave.shape
+        patches = queries - a.queries[0] if n < 2 else keys - a.keys[0]
+        pairs = min(pairs, features // 2) if n == 0 else a.turns[0].shape[-1]
+        shape = (images if images == 1 else batch, of_heads if of_heads == 1 else heads, patches, pairs)
+        _expect("cos or sin", wave, shape, exact, whole=True)
+    offsets = [i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)]
+    for n, (at, entries) in enumerate(zip(a.maps, a.entries, strict=True)):
+        kind, by_table, absolute, _, prefix = a.lookups[n * len(FIELDS) : (n + 1) * len(FIELDS)]
+        places = math.prod(a.keys[1:] if absolute else offsets)
+        if at.numel() != places or at.dtype != torch.int32 or not at.is_contiguous():
+            raise InputError(f"map {tuple(at.shape)} {at.dtype}, expected {places} buckets in int32, contiguous")
+        first, buckets = entries.shape[0], entries.shape[-2 if kind == VALUES else -1]
+        first = first if first == 1 else heads
+        if kind == VALUES:
+            shape = (first, buckets, values)
+        elif by_table:
+            shape = (first, features, buckets)
+        elif kind == SHARED:
+            shape = (first, buckets)
+        else:
+            shape = (batch, heads, queries if kind == BY_QUERY else keys, buckets)
+        _expect("table or scores", entries, shape, exact, whole=True)
+        if prefix >= buckets:
+            raise InputError(f"bucket {prefix} of prefix tokens, but {buckets} buckets")
+    for what, mask, of in (("allowed", a.allowed, torch.bool), ("added", a.added, exact)):
+        if mask is not None:
+            _expect(what, mask, (batch, heads, queries, keys), of)
+
+
+def _expect(what: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, whole: bool = False) -> None:
+    if x.shape != shape or x.dtype != dtype or (whole and not x.is_contiguous()):
+        found = f"{what} {tuple(x.shape)} {x.dtype}"
+        raise InputError(f"{found}, expected {shape} {dtype}" + ", contiguous" * whole)
 
 
 def _laid(a: Arguments) -> Arguments:
