@@ -7,13 +7,14 @@
 
 namespace wf::WF_ISA {
 
+constexpr int64_t MOST_BACKWARD_PIECES = 4;  // each has gradients of its own of all keys and values
 constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the second cache with its companions
 
-// How a head's queries are cut, so that all threads have work.
-inline int64_t pieces(const WfAttention &a, int64_t queries) {
-  const int64_t heads = a.batch * a.heads;
-  if (heads % a.threads == 0 || heads >= 4 * a.threads) return 1;
-  return smaller((4 * a.threads + heads - 1) / heads, (queries + GROUP - 1) / GROUP);
+// Into how many pieces a head's queries are cut: all threads then have as much to do, if `most` pieces are enough.
+inline int64_t pieces(const WfAttention &a, int64_t queries, int64_t most) {
+  int64_t cuts = 1;
+  while ((a.batch * a.heads * cuts) % a.threads && a.batch * a.heads * cuts < 4 * a.threads && cuts < most) cuts++;
+  return smaller(cuts, (queries + GROUP - 1) / GROUP);
 }
 
 template <class T>
@@ -28,7 +29,7 @@ void forward_of(const WfAttention &a) {
   Forward<T>(p, thread_room);
   const int64_t size = whole(thread_room.used(), 4096);
   Memory memory(a.threads * size);
-  const int64_t cuts = pieces(a, p.queries), units = a.batch * a.heads * cuts;
+  const int64_t cuts = pieces(a, p.queries, a.threads), units = a.batch * a.heads * cuts;
 #pragma omp parallel num_threads(int(a.threads))
   {
 #if defined(_OPENMP)
@@ -74,7 +75,8 @@ void backward_of(const WfAttention &a) {
   bool given_by_key = false;
   for (int64_t f = 0; f < p.logits.count; f++)
     given_by_key |= p.logits.lookup[f].kind == WF_BY_KEY && p.logits.lookup[f].given;
-  const int64_t heads = a.batch * a.heads, cuts = given_by_key ? 1 : pieces(a, p.queries), units = heads * cuts;
+  const int64_t cuts = given_by_key ? 1 : pieces(a, p.queries, MOST_BACKWARD_PIECES);
+  const int64_t heads = a.batch * a.heads, units = heads * cuts;
   const int64_t k_size = p.keys * whole(a.features), v_size = p.keys * whole(a.value_features);
   Memory cut_memory(cuts > 1 ? units * (k_size + v_size) * 4 + CACHE_LINE : 0);
   float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units * k_size;

@@ -201,8 +201,8 @@ class Soon {
         each_((block.count + queries - 1) / queries) {}
 
   void prefetch(int64_t queries) {
-    const int64_t count = smaller(each_ * queries, end_ - at_);
     if (!k_) return;
+    const int64_t count = smaller(each_ * queries, end_ - at_);
     prefetch_rows<use>(k_, token_k_, at_, count, features_k_);
     prefetch_rows<use>(v_, token_v_, at_, count, features_v_);
     at_ += count;

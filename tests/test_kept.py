@@ -23,25 +23,28 @@ class Mode(TorchDispatchMode):
 
 def test_made_once_and_fit_for_training() -> None:
     with torch.inference_mode():
-        first = kept.kept("ones", lambda: torch.ones(3))
-    assert kept.kept("ones", lambda: torch.zeros(3)) is first
+        first = kept.kept("ones", lambda: torch.ones(3), torch.numel)
+    assert kept.kept("ones", lambda: torch.zeros(3), torch.numel) is first
     assert not first.is_inference()
-    assert kept.kept("twos", lambda: torch.full((3,), 2.0)).tolist() == [2, 2, 2]
+    assert kept.kept("twos", lambda: torch.full((3,), 2.0), torch.numel).tolist() == [2, 2, 2]
 
 
 def test_modes_and_transforms_make_their_own() -> None:
     with Mode():
-        kept.kept("ones", lambda: torch.ones(3))
+        kept.kept("ones", lambda: torch.ones(3), torch.numel)
     with torch.device("meta"):
-        kept.kept("ones", lambda: torch.ones(3))
-    torch.func.vmap(lambda x: x + kept.kept("ones", lambda: torch.ones(3)))(torch.zeros(2, 3))
+        kept.kept("ones", lambda: torch.ones(3), torch.numel)
+    torch.func.vmap(lambda x: x + kept.kept("ones", lambda: torch.ones(3), torch.numel))(torch.zeros(2, 3))
     assert not kept._found
 
 
-def test_the_oldest_goes() -> None:
-    for n in range(kept.MOST + 2):
-        kept.kept(n, lambda: torch.ones(1))
-    assert list(kept._found) == list(range(2, kept.MOST + 2))
+def test_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST_NUMBERS", 10)
+    for n in range(5):
+        kept.kept(n, lambda: torch.ones(3), torch.numel)
+    assert list(kept._found) == [2, 3, 4]
+    kept.kept("large", lambda: torch.ones(11), torch.numel)
+    assert list(kept._found) == [2, 3, 4]
 
 
 def rotary() -> list[tuple[str, Rotary]]:

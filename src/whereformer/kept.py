@@ -8,20 +8,21 @@ import torch
 
 T = TypeVar("T")
 
-MOST = 128
-"""How many are kept; the oldest goes first."""
+MOST_NUMBERS = 1 << 24
+"""How many numbers are kept in all, 64 MB in float32; the oldest go first."""
 
-_found: dict[Hashable, Any] = {}
+_found: dict[Hashable, tuple[Any, int]] = {}
 _lock = Lock()
 
 
-def kept(key: Hashable, make: Callable[[], T]) -> T:
+def kept(key: Hashable, make: Callable[[], T], numbers: Callable[[T], int]) -> T:
     """What `make` returns, which nobody may change: made once for each key.
 
     Graphs, modes and transforms make their own, as tensors that only pretend must not be found afterwards.
 
     Args:
         key: all that the result depends on, and whose it is.
+        numbers: how many numbers the result holds.
     """
     if (
         torch.compiler.is_compiling()
@@ -30,12 +31,13 @@ def kept(key: Hashable, make: Callable[[], T]) -> T:
         or torch._C._are_functorch_transforms_active()
     ):
         return make()
-    found = _found.get(key)
-    if found is None:
-        with torch.inference_mode(False), torch.no_grad():  # or it could not be used in training afterwards
-            found = make()
+    if entry := _found.get(key):
+        return entry[0]
+    with torch.inference_mode(False), torch.no_grad():  # or it could not be used in training afterwards
+        found = make()
+    if (size := numbers(found)) <= MOST_NUMBERS:
         with _lock:
-            if len(_found) >= MOST:
+            _found[key] = found, size
+            while sum(size for _, size in _found.values()) > MOST_NUMBERS:
                 _found.pop(next(iter(_found)))
-            _found[key] = found
     return found

@@ -126,12 +126,13 @@ class Rotary(PositionEncoding):
         return exact(grid.coords(device))
 
     def rotations(self, grid: Grid, device: torch.device | None = None) -> Iterator[Rotation | MatrixRotation]:
-        if not (self.fixed and grid.regular) or torch.compiler.is_compiling():
+        on_cpu = device is None or device.type == "cpu"  # elsewhere memory is dear, and may be a captured graph's
+        if not (self.fixed and grid.regular and on_cpu) or torch.compiler.is_compiling():
             yield self._rotation(grid, device)
             return
         options = tuple(getattr(self, name) for name in self.fixed)
         key = (type(self), *options, self.layout, self.scaling, self.grid, grid, device)
-        yield kept(key, lambda: self._rotation(grid, device).with_waves())
+        yield kept(key, lambda: self._rotation(grid, device).with_waves(), lambda made: 3 * made.angles.numel())
 
     def _rotation(self, grid: Grid, device: torch.device | None) -> Rotation:
         return Rotation(self.angles(grid, device), self.layout, self.temperature(grid))
