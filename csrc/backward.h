@@ -212,7 +212,7 @@ class Backward {
     std::memcpy(q_ + m * features_, logits_.turned, size_t(count * features_) * 4);
     if (plain_q_ != q_) std::memcpy(plain_q_ + m * features_, logits_.plain, size_t(count * features_) * 4);
     grad_weights(head, m, count, block, ds);
-    const float *lse = a_.lse + (head.b * a_.heads + head.h) * p_.queries + i + m;
+    const float *lse = a_.lse + head.n * p_.queries + i + m;
     for (int64_t n = 0; n < count; n++) {
       const V norm = all(lse[n]), out = all(dot_[m + n]);
       float *p = s + n * row_, *d = ds + n * row_;
@@ -252,7 +252,7 @@ class Backward {
       if (logits_.place[n].prefix)
         fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.block_rows, p_.width,
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width,
              ds + n * row_);
     }
     product_panels<ADD>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
@@ -274,7 +274,7 @@ class Backward {
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
             float *grad = p_.logits.given[f]->grad_scores +
-                          ((head.b * a_.heads + head.h) * p_.queries + i + m + n) * lookup.buckets;
+                          (head.n * p_.queries + i + m + n) * lookup.buckets;
             if (block.index)
               write_row<ADD>(weights + n * lookup.room(), lookup.buckets, 1, grad);
             else
@@ -341,7 +341,7 @@ class Backward {
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
         float *grad =
-            p_.logits.given[f]->grad_scores + ((head.b * a_.heads + head.h) * p_.keys + block.first) * lookup.buckets;
+            p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
         for (int64_t j = 0; j < block.count; j++)
           write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
         continue;

@@ -9,26 +9,43 @@ WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) {
   return width < LANES ? 0 : smaller(chunk, width - LANES);
 }
 
-// What keys say, laid out as queries see it: for each row of keys, the line that the present row of queries sees, for
-// each column of queries. Most rows of queries see what the row before saw.
-class KeyLines {
+// A number for each row of keys, column of queries and column of keys, on the line that the present row of queries
+// sees. Most rows of queries see what the row before saw.
+class ByColumns {
  public:
-  static constexpr int64_t ROOM = 1 << 18;  // floats; longer rows are read anew for each query
-
-  KeyLines() = default;
-  KeyLines(const Problem &p, Arena &arena)
+  ByColumns() = default;
+  ByColumns(const Problem &p, Arena &arena)
       : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows), room_(whole(p.width)) {
     if (columns_ * room_ * rows_ > ROOM) return;
     lines_ = arena.take<int32_t>(rows_);
-    laid_ = arena.take<float>(rows_ * whole(columns_) * room_);
+    laid_ = arena.take<float>(rows_ * step());
     fits_ = true;
   }
 
-  bool fit() const { return fits_; }
   void forget() {
     row_ = -1;
     for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
   }
+
+ protected:
+  static constexpr int64_t ROOM = 1 << 18;  // floats; longer rows are read anew for each query
+
+  // From one row of keys to the next.
+  int64_t step() const { return whole(columns_) * room_; }
+
+  int64_t width_, columns_, rows_, room_, row_ = -1;
+  bool fits_ = false;
+  int32_t *lines_;
+  float *laid_;
+};
+
+// What keys say, laid out as queries see it.
+class KeyLines : public ByColumns {
+ public:
+  using ByColumns::ByColumns;
+  using ByColumns::step;
+
+  bool fit() const { return fits_; }
 
   // Keys' scores are [keys][stride], from the block's first patch on.
   void show(const Lookup &lookup, int64_t f, const Stretches &stretches, const float *scores, int64_t stride) {
@@ -41,9 +58,8 @@ class KeyLines {
     }
   }
 
-  // The scores [width] of row y for queries in column x, and how far it is to those of the next row.
-  const float *at(int64_t y, int64_t x) const { return laid_ + (y * whole(columns_) + x) * room_; }
-  int64_t step() const { return whole(columns_) * room_; }
+  // The scores [width] of row y for queries in column x.
+  const float *at(int64_t y, int64_t x) const { return laid_ + y * step() + x * room_; }
 
  private:
   void lay(const Lookup &lookup, const float *scores, int64_t stride, int32_t line, int64_t y) {
@@ -60,11 +76,6 @@ class KeyLines {
         for (int64_t n = 0; n < LANES; n++) store(to + (q + n) * room_ + k, square[n]);
       }
   }
-
-  int64_t width_, columns_, rows_, room_, row_ = -1;
-  bool fits_ = false;
-  int32_t *lines_;
-  float *laid_;
 };
 
 // Where a group finds what it adds.
@@ -116,7 +127,7 @@ inline V read_by_keys(const Group &group, const Sources &from, const Stretch &st
 // same permutation.
 template <int by_query, bool shared, bool by_key>
 inline void fill_rows(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x,
-                      int64_t x0, const Block &block, int64_t rows_room, int64_t width, float *s) {
+                      int64_t x0, const Block &block, int64_t width, float *s) {
   const float *first[2] = {};
   Vi at[2] = {};
   const int32_t *offsets[2] = {};
@@ -126,14 +137,14 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
     const int64_t t = lookup.slice(x) + x0;
     first[f] = from.of_token(group, f, m) + lookup.base[t] - lookup.low[0];
     at[f] = load(lookup.at(0, t)) - all(lookup.base[t]);
-    offsets[f] = stretches.offset(f, rows_room);
+    offsets[f] = stretches.offset(f);
   }
   const float *lines = nullptr, *laid = nullptr;
   const int32_t *line_offsets = nullptr;
   int64_t step = 0;
   if constexpr (shared)
     lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0,
-    line_offsets = stretches.offset(by_query, rows_room);
+    line_offsets = stretches.offset(by_query);
   if constexpr (by_key)
     laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].step();
   for (int64_t y = 0; y < block.rows; y++, s += width, laid += step) {
@@ -148,7 +159,7 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
 
 // The same for any lookups.
 inline void fill_any(const Group &group, const Sources &from, int64_t m, const Stretches &stretches, int64_t x,
-                     int64_t x0, const Block &block, int64_t, int64_t width, float *s) {
+                     int64_t x0, const Block &block, int64_t width, float *s) {
   for (int64_t n = 0; n < stretches.count; n++) {
     const Stretch &stretch = stretches.list[n];
     V same{};
@@ -162,7 +173,7 @@ inline void fill_any(const Group &group, const Sources &from, int64_t m, const S
 }
 
 using Filler = void (*)(const Group &, const Sources &, int64_t, const Stretches &, int64_t, int64_t, const Block &,
-                        int64_t, int64_t, float *);
+                        int64_t, float *);
 
 inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t x0) {
   constexpr Filler FILLERS[3][2][2] = {
@@ -180,14 +191,14 @@ inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t
 // Of query m of the tile, in column x. Vectors are stored whole and in order: what spills over the end of a row, the
 // next row overwrites.
 inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &stretches, int64_t x,
-                 const Block &block, int64_t rows_room, int64_t width, float *s) {
+                 const Block &block, int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
   for (int64_t f = group.by_query + group.shared; f < group.count; f++)
     from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix),
                            group.lookup[f].room());
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
-    filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, rows_room, width, s + block.prefix + x0);
+    filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, width, s + block.prefix + x0);
   }
 }
 

@@ -66,7 +66,7 @@ class Forward {
       else
         write_row<SET>(o, a_.value_features, !last ? 1 : total == 0 ? 0 : 1 / total, out + m * a_.out.token);
       if (last && a_.lse)
-        a_.lse[(head.b * a_.heads + head.h) * p_.queries + i + m] =
+        a_.lse[head.n * p_.queries + i + m] =
             total == 0 ? INFINITY : top_[i + m] + std::log2(total);
     }
   }

@@ -10,41 +10,90 @@ namespace wf::WF_ISA {
 constexpr int64_t MOST_BACKWARD_PIECES = 4;  // each has gradients of its own of all keys and values
 constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the second cache with its companions
 
-// Into how many pieces a head's queries are cut: all threads then have as much to do, if `most` pieces are enough.
-inline int64_t pieces(const WfAttention &a, int64_t queries, int64_t most) {
-  int64_t cuts = 1;
-  while ((a.batch * a.heads * cuts) % a.threads && a.batch * a.heads * cuts < 4 * a.threads && cuts < most) cuts++;
-  return smaller(cuts, (queries + GROUP - 1) / GROUP);
+inline int64_t thread_number() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
 }
+
+inline int64_t team_size() {
+#if defined(_OPENMP)
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
+// A problem made ready, and scratch for the work of each thread: both are counted first, then made.
+template <class Work>
+class SetUp {
+ public:
+  SetUp(const WfAttention &a, int64_t most)
+      : shared_(count(a, most)), arena_(shared_.start()), p(a, most, arena_, false), each_(count(p)),
+        scratch_(a.threads * each_) {}
+
+  Work work(int64_t thread) const {
+    Arena mine(scratch_.start() + thread * each_);
+    return Work(p, mine);
+  }
+
+ private:
+  static int64_t count(const WfAttention &a, int64_t most) {
+    Arena room;
+    Problem(a, most, room, true);
+    return room.used();
+  }
+  static int64_t count(const Problem &p) {
+    Arena room;
+    Work(p, room);
+    return whole(room.used(), 4096);
+  }
+
+  Memory shared_;
+  Arena arena_;
+
+ public:
+  const Problem p;
+
+ private:
+  int64_t each_;
+  Memory scratch_;
+};
+
+// The pieces of all heads, in order: into how many the queries of one are cut, so that all threads have as much to do,
+// if `most` are enough.
+struct Units {
+  const WfAttention &a;
+  int64_t queries, heads, cuts = 1;
+
+  Units(const WfAttention &attention, int64_t tokens, int64_t most)
+      : a(attention), queries(tokens), heads(a.batch * a.heads) {
+    while (heads * cuts % a.threads && heads * cuts < 4 * a.threads && cuts < most) cuts++;
+    cuts = smaller(cuts, (queries + GROUP - 1) / GROUP);
+  }
+
+  int64_t count() const { return heads * cuts; }
+
+  // Has `work` do unit u, knowing which head comes then.
+  template <class T, class Work, class... Others>
+  void run(Work &work, int64_t u, Others... others) const {
+    const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, count() - 1) / cuts;
+    const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
+    work(head, queries * cut / cuts, queries * (cut + 1) / cuts, then == n ? nullptr : &next, others...);
+  }
+};
 
 template <class T>
 void forward_of(const WfAttention &a) {
-  Arena room;
-  Problem(a, FORWARD_BLOCK, room, true);
-  Memory shared(room.used());
-  Arena arena(shared.start());
-  const Problem p(a, FORWARD_BLOCK, arena, false);
-
-  Arena thread_room;
-  Forward<T>(p, thread_room);
-  const int64_t size = whole(thread_room.used(), 4096);
-  Memory memory(a.threads * size);
-  const int64_t cuts = pieces(a, p.queries, a.threads), units = a.batch * a.heads * cuts;
+  const SetUp<Forward<T>> set_up(a, FORWARD_BLOCK);
+  const Units units(a, set_up.p.queries, a.threads);
 #pragma omp parallel num_threads(int(a.threads))
   {
-#if defined(_OPENMP)
-    const int64_t thread = omp_get_thread_num();
-#else
-    const int64_t thread = 0;
-#endif
-    Arena mine(memory.start() + thread * size);
-    Forward<T> work(p, mine);
+    Forward<T> work = set_up.work(thread_number());
 #pragma omp for schedule(static)
-    for (int64_t u = 0; u < units; u++) {
-      const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
-      const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
-      work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next);
-    }
+    for (int64_t u = 0; u < units.count(); u++) units.run<T>(work, u);
   }
 }
 
@@ -62,49 +111,34 @@ void add_pieces(const WfAttention &a, const WfTokens &grad, int64_t unit, int64_
 
 template <class T>
 void backward_of(const WfAttention &a) {
-  Arena room;
-  Problem(a, BACKWARD_BLOCK, room, true);
-  Memory shared(room.used());
-  Arena arena(shared.start());
-  const Problem p(a, BACKWARD_BLOCK, arena, false);
-
-  Arena thread_room;
-  Backward<T>(p, thread_room);
-  const int64_t size = whole(thread_room.used(), 4096);
-  Memory memory(a.threads * size);
+  const SetUp<Backward<T>> set_up(a, BACKWARD_BLOCK);
+  const Problem &p = set_up.p;
   bool given_by_key = false;
   for (int64_t f = 0; f < p.logits.count; f++)
     given_by_key |= p.logits.lookup[f].kind == WF_BY_KEY && p.logits.lookup[f].given;
-  const int64_t cuts = given_by_key ? 1 : pieces(a, p.queries, MOST_BACKWARD_PIECES);
-  const int64_t heads = a.batch * a.heads, units = heads * cuts;
+  const Units units(a, p.queries, given_by_key ? 1 : MOST_BACKWARD_PIECES);
+  const int64_t cuts = units.cuts;
   const int64_t k_size = p.keys * whole(a.features), v_size = p.keys * whole(a.value_features);
-  Memory cut_memory(cuts > 1 ? units * (k_size + v_size) * 4 + CACHE_LINE : 0);
-  float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units * k_size;
+  Memory cut_memory(cuts > 1 ? units.count() * (k_size + v_size) * 4 + CACHE_LINE : 0);
+  float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units.count() * k_size;
   Memory table_memory(a.threads * int64_t(2 * sizeof(TableGrads *)));
   auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start());
   auto **value_tables = logit_tables + a.threads;
 #pragma omp parallel num_threads(int(a.threads))
   {
-#if defined(_OPENMP)
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-#else
-    const int64_t thread = 0, threads = 1;
-#endif
-    Arena mine(memory.start() + thread * size);
-    Backward<T> work(p, mine);
+    const int64_t thread = thread_number(), threads = team_size();
+    Backward<T> work = set_up.work(thread);
     logit_tables[thread] = &work.logit_tables, value_tables[thread] = &work.value_tables;
     work.logit_tables.clear(), work.value_tables.clear();
 #pragma omp for schedule(static)
-    for (int64_t u = 0; u < units; u++) {
-      const int64_t n = u / cuts, cut = u % cuts, then = smaller(u + 1, units - 1) / cuts;
-      const Head<T> head(a, n / a.heads, n % a.heads), next(a, then / a.heads, then % a.heads);
+    for (int64_t u = 0; u < units.count(); u++) {
       const KeyGrads grads =
           cuts > 1 ? KeyGrads{k_pieces + u * k_size, v_pieces + u * v_size} : KeyGrads{nullptr, nullptr};
-      work(head, p.queries * cut / cuts, p.queries * (cut + 1) / cuts, then == n ? nullptr : &next, grads);
+      units.run<T>(work, u, grads);
     }
     if (cuts > 1) {
 #pragma omp for schedule(static)
-      for (int64_t n = 0; n < heads; n++) {
+      for (int64_t n = 0; n < units.heads; n++) {
         add_pieces<T>(a, a.grad_k, n, p.keys, a.features, k_pieces + n * cuts * k_size, k_size, cuts);
         add_pieces<T>(a, a.grad_v, n, p.keys, a.value_features, v_pieces + n * cuts * v_size, v_size, cuts);
       }

@@ -14,11 +14,11 @@ template <class T>
 struct Head {
   const T *q, *k, *v;
   Turner turn_q, turn_k;
-  int64_t b, h;
+  int64_t b, h, n;  // n: of all heads of all images
 
   Head(const WfAttention &a, int64_t b, int64_t h)
       : q(at(a.q, b, h)), k(at(a.k, b, h)), v(at(a.v, b, h)), turn_q(a, a.query_turn, a.queries, b, h),
-        turn_k(a, a.key_turn, a.keys, b, h), b(b), h(h) {}
+        turn_k(a, a.key_turn, a.keys, b, h), b(b), h(h), n(b * a.heads + h) {}
 
   static T *at(const WfTokens &x, int64_t b, int64_t h) { return static_cast<T *>(x.data) + b * x.batch + h * x.head; }
 };
@@ -116,7 +116,7 @@ struct Logits {
         if (place[m].prefix)
           fill_prefix(p.logits, from, m, block.count, s + m * row);
         else
-          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.block_rows, p.width, s + m * row);
+          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
       product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
     } else {
@@ -170,7 +170,7 @@ struct Logits {
 
   void read_given(const Head<T> &head, int64_t f, int64_t tokens, int64_t first, int64_t count, float *scores) const {
     const Lookup &lookup = p.logits.lookup[f];
-    const float *given = p.logits.given[f]->scores + ((head.b * a.heads + head.h) * tokens + first) * lookup.buckets;
+    const float *given = p.logits.given[f]->scores + (head.n * tokens + first) * lookup.buckets;
     for (int64_t m = 0; m < count; m++)
       read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores + m * lookup.room());
   }

@@ -28,7 +28,7 @@ struct Stretches {
   Stretch *list;
   int32_t *offsets;  // [lookups][rows of the block]: where a row's line starts: its smallest bucket, or place if shared
 
-  const int32_t *offset(int64_t f, int64_t rows) const { return offsets + f * rows; }
+  const int32_t *offset(int64_t f) const { return offsets + f * rows; }
 };
 
 // Lookups that are read together: those of the logits, or those of the values.
@@ -114,7 +114,7 @@ class StretchFinder {
     const Lookup &lookup = group_.lookup[f];
     for (int64_t y = 0; y < block.rows; y++) {
       const int32_t line = found.list[y].line[f] = lookup.line[offset(query_row, block.row + y)];
-      found.offsets[f * problem_.block_rows + y] =
+      found.offsets[f * block.rows + y] =
           group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
     }
   }

@@ -5,17 +5,20 @@
 
 namespace wf::WF_ISA {
 
+// LANES columns of the sum over a stretch's rows, from the column on at which s starts.
+WF_INLINE V sum_stretch(const Stretch &stretch, const float *s, int64_t width) {
+  const float *row = s + stretch.row * width;
+  V v = load(row);
+  for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
+  return v;
+}
+
 // sums[stretch][x] = Σ over the stretch's rows. Lanes past the width hold what is not wanted.
 inline void sum_rows(const Stretches &stretches, const float *s, int64_t width, float *sums) {
   const int64_t room = whole(width);
   for (int64_t x0 = 0; x0 < width; x0 += LANES)
-    for (int64_t n = 0; n < stretches.count; n++) {
-      const Stretch &stretch = stretches.list[n];
-      const float *row = s + stretch.row * width + x0;
-      V v = load(row);
-      for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
-      store(sums + n * room + x0, v);
-    }
+    for (int64_t n = 0; n < stretches.count; n++)
+      store(sums + n * room + x0, sum_stretch(stretches.list[n], s + x0, width));
 }
 
 // From LANES weights to sums over buckets, where every bucket's keys are neighbours: log2(LANES) times, each key adds
@@ -57,10 +60,7 @@ inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &str
   for (int64_t n = 0; n < stretches.count; n++) {
     const Stretch &stretch = stretches.list[order < 0 ? stretches.count - 1 - n : n];
     const auto column = [&](int64_t x0) {
-      const float *row = s + stretch.row * width + x0;
-      V v = load(row);
-      for (int32_t y = 1; y < stretch.rows; y++) v += load(row + y * width);
-      return before_lane(int32_t(smaller(width - x0, LANES)), v);
+      return before_lane(int32_t(smaller(width - x0, LANES)), sum_stretch(stretch, s + x0, width));
     };
     V v = sum(column(0));
     for (int64_t x0 = LANES; x0 < width; x0 += LANES) v += more[x0 / LANES](column(x0));
@@ -162,21 +162,11 @@ inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, i
 }
 
 // The transpose of KeyLines: sums over queries in a column, until a row of queries comes that sees another line.
-class KeyLineSums {
+class KeyLineSums : public ByColumns {
  public:
   KeyLineSums() = default;
-  KeyLineSums(const Problem &p, Arena &arena)
-      : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows), room_(whole(p.width)) {
-    if (columns_ * room_ * rows_ > KeyLines::ROOM) return;
-    lines_ = arena.take<int32_t>(rows_);
-    sums_ = arena.take<float>(rows_ * whole(columns_) * room_);
-    of_keys_ = arena.take<float>(LANES * whole(columns_));
-    fits_ = true;
-  }
-
-  void forget() {
-    row_ = -1;
-    for (int64_t y = 0; fits_ && y < rows_; y++) lines_[y] = -1;
+  KeyLineSums(const Problem &p, Arena &arena) : ByColumns(p, arena) {
+    if (fits_) of_keys_ = arena.take<float>(LANES * whole(columns_));
   }
 
   // Adds ds, of a query in column x, to weights [keys][stride]; both from the block's first patch on.
@@ -184,10 +174,9 @@ class KeyLineSums {
                   float *weights, int64_t stride) {
     if (!fits_) return spread(lookup, f, stretches, x, ds, weights, stride);
     if (row_ != stretches.row) turn_to(lookup, f, stretches, weights, stride);
-    const int64_t step = whole(columns_) * room_;
     for (int64_t k = 0; k < width_; k += LANES) {
-      float *sums = sums_ + x * room_ + k;
-      for (int64_t y = 0; y < stretches.rows; y++, sums += step) store(sums, load(sums) + load(ds + y * width_ + k));
+      float *sums = laid_ + x * room_ + k;
+      for (int64_t y = 0; y < stretches.rows; y++, sums += step()) store(sums, load(sums) + load(ds + y * width_ + k));
     }
   }
 
@@ -203,7 +192,7 @@ class KeyLineSums {
       for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
         if (lines_[y] == stretch.line[f]) continue;
         flush(lookup, y, weights, stride);
-        std::memset(sums_ + y * whole(columns_) * room_, 0, size_t(whole(columns_) * room_) * 4);
+        std::memset(laid_ + y * step(), 0, size_t(step()) * 4);
         lines_[y] = stretch.line[f];
       }
     }
@@ -222,7 +211,7 @@ class KeyLineSums {
   void flush(const Lookup &lookup, int64_t y, float *weights, int64_t stride) const {
     const int32_t line = lines_[y];
     if (line < 0) return;
-    const float *sums = sums_ + y * whole(columns_) * room_;
+    const float *sums = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES) {
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];
@@ -254,10 +243,7 @@ class KeyLineSums {
     store(at, load(at) + even + odd);
   }
 
-  int64_t width_, columns_, rows_, room_, row_ = -1;
-  bool fits_ = false;
-  int32_t *lines_;
-  float *sums_, *of_keys_;
+  float *of_keys_;
 };
 
 }  // namespace wf::WF_ISA
