@@ -1,6 +1,7 @@
 """Attention with positions: the definition, and the switch to a faster backend."""
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +15,8 @@ from whereformer.forms import Forms
 from whereformer.grid import Grid, Points
 from whereformer.images import Images
 from whereformer.mask import Mask
+
+Where = TypeVar("Where", bound=Grid | Images)
 
 
 def attention(
@@ -55,10 +58,7 @@ def attention(
     >>> attention(q, k, v, Grid(2, 3, prefix=1)).shape
     torch.Size([1, 2, 7, 4])
     """
-    encodings = _encodings(encodings)
-    keys = grid if keys is None or keys == grid else keys
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, 4, "[batch, heads, tokens, head_dim]")
+    encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
     forms, call = _said(q, k, v, grid, keys, encodings, mask, dropout)
@@ -87,10 +87,7 @@ def explain(
     >>> print(explain(q, q, q, Grid(2, 3, prefix=1)))
     sdpa (not cpu: float64, where it computes in float32 and bfloat16)
     """
-    encodings = _encodings(encodings)
-    keys = grid if keys is None or keys == grid else keys
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, 4, "[batch, heads, tokens, head_dim]")
+    encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
     return backends.choice("auto", *_said(q, k, v, grid, keys, encodings, mask, dropout))
 
 
@@ -158,6 +155,16 @@ def _of_each(
         for qkv, queries, keys, mask in zip(parts, grid.grids, keys.grids, masks, strict=True)
     ]
     return grid.merge(outs)
+
+
+def _taken_in(
+    q: Tensor, k: Tensor, v: Tensor, grid: Where, encodings: Iterable[PositionEncoding], keys: Where | None
+) -> tuple[tuple[PositionEncoding, ...], Where]:
+    """The encodings, and where the keys are: `grid` itself if they are there too."""
+    found = _encodings(encodings)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x, 4, "[batch, heads, tokens, head_dim]")
+    return found, grid if keys is None or keys == grid else keys
 
 
 def _said(

@@ -11,7 +11,7 @@ from torch import Tensor
 from whereformer.backends import kernel, lookups
 from whereformer.backends.call import Call, forward_mode
 from whereformer.backends.lookups import Lookup, as_dtype
-from whereformer.backends.sdpa import as_low_rank
+from whereformer.backends.sdpa import as_low_rank, with_features
 from whereformer.forms import (
     AddedValues,
     AxisBias,
@@ -113,9 +113,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     turned_q, turned_k = forms.turn(q, k) if waves is None else (q, k)
     q, k, v = as_dtype(turned_q, dtype), as_dtype(turned_k, dtype), as_dtype(v, dtype)
     if features:
-        low = [_as_low_rank(bias) for bias in features]
-        q = torch.cat([q, *((f.left * head_dim**0.5).to(dtype).expand(*q.shape[:-1], -1) for f in low)], -1)
-        k = torch.cat([k, *(f.right.to(dtype).expand(*k.shape[:-1], -1) for f in low)], -1)
+        q, k = with_features(q, k, [_as_low_rank(bias) for bias in features])
         found = [_widened(one, q.shape[-1] - head_dim) for one in found]
     allowed = added = None
     if mask is not None:

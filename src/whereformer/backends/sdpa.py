@@ -34,18 +34,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     columns, of keys is of low rank.
     """
     head_dim = q.shape[-1]
-    scale = head_dim**-0.5  # of all features, so that others are divided by it
     q, k = forms.turn(q, k)
     features, biases = split(forms.biases, room=head_dim)
     if features:
-        q = torch.cat([q, *((f.left / scale).to(q.dtype).expand(*q.shape[:-1], -1) for f in features)], -1)
-        k = torch.cat([k, *(f.right.to(k.dtype).expand(*k.shape[:-1], -1) for f in features)], -1)
+        q, k = with_features(q, k, features)
         v = F.pad(v, (0, q.shape[-1] - head_dim))
     dense = [bias.dense().to(q.dtype) for bias in biases]
     if mask is not None:
         dense.append(mask.bias(q.dtype))
     added = torch.atleast_2d(sum(dense[1:], start=dense[0])) if dense else None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=scale)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=head_dim**-0.5)
     out = out[..., :head_dim]
     if mask is not None:
         out = out.masked_fill(mask.idle, 0)
@@ -53,6 +51,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
         assert isinstance(term, AddedValues)
         out = out + term.term.to(out.dtype)
     return out
+
+
+def with_features(q: Tensor, k: Tensor, biases: Sequence[LowRankBias]) -> tuple[Tensor, Tensor]:
+    """q and k with the features of biases of low rank, which come unscaled out of logits that are scaled."""
+    scale = q.shape[-1] ** -0.5
+    q = torch.cat([q, *((bias.left / scale).to(q.dtype).expand(*q.shape[:-1], -1) for bias in biases)], -1)
+    k = torch.cat([k, *(bias.right.to(k.dtype).expand(*k.shape[:-1], -1) for bias in biases)], -1)
+    return q, k
 
 
 def split(biases: Sequence[Bias], room: int) -> tuple[list[LowRankBias], list[Bias]]:
