@@ -62,7 +62,7 @@ class EquippedBlock(Equipped, Module):
     grad_checkpointing: bool
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        compute = partial(self._compute, self.layout.grid(self.place, x, *args))
+        compute = partial(self._compute, self.layout.grid(self.place, x, *args, **kwargs))
         if self.grad_checkpointing:
             return checkpoint(compute, x, *args, use_reentrant=False, **kwargs)
         return compute(x, *args, **kwargs)
@@ -94,6 +94,10 @@ class EquippedAttention(Equipped, Module):
         return out
 
 
+class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
+    """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+
 class _Ours(TorchFunctionMode):
     """Inside, scaled_dot_product_attention is attention with the encodings of a module."""
 
@@ -120,7 +124,17 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's scaled_dot_product_attention, with the encodings of a module."""
+    """As torch's scaled_dot_product_attention, with the encodings of a module.
+
+    Batch and heads may be one axis, and values may have several times as many features as keys: they are attended
+    to in parts.
+    """
+    if query.ndim == 3:
+        heads = next(iter(held(module))).num_heads
+        query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
+        return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
@@ -129,7 +143,12 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    return attention(query, key, value, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+    parts = value.split(query.shape[-1], -1)
+    out = [
+        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        for part in parts
+    ]
+    return torch.cat(out, -1) if len(out) > 1 else out[0]
 
 
 def held(module: nn.Module) -> Iterable[PositionEncoding]:

@@ -1,11 +1,17 @@
 """Give a model another encoding, and take it back."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedEntry,
+    EquippedModel,
+)
 from whereformer.adapters.find import host_of
 from whereformer.adapters.host import TOKENS, Host, Layout, Place
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
@@ -62,12 +68,14 @@ def equip(
     place = Place(host.stages[0].grid)
     changes = [*host.switches, *(() if keep_own else host.own)]
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first else []
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage.layout)
+    if host.first is not None:
+        _swap_block(host.first, first, place, host.stages[0].layout)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
@@ -102,9 +110,12 @@ def unequip(model: Model) -> Model:
 
 
 def _fill(seat: Seat, place: Place, layout: Layout) -> None:
+    block, whole = seat.block, None
     for heard in seat.attentions:
-        if heard.encodings:
-            attention = heard.attention
+        attention = heard.attention
+        if attention.module is block.module:
+            whole = heard
+        elif heard.encodings:
             swap_class(
                 attention.module,
                 attention.behaviour or EquippedAttention,
@@ -112,17 +123,27 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
                 place=place,
                 grids=attention.grids,
             )
-    block = seat.block
     if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
         return  # the others are told the grid, and compute themselves again on it
-    swap_class(
-        block.module,
-        block.behaviour or EquippedBlock,
-        encodings=_modules(seat.tokens, block.module),
-        place=place,
-        layout=layout,
-        grad_checkpointing=False,
-    )
+    if whole is None:
+        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
+    else:
+        both = list(dict.fromkeys([*seat.tokens, *whole.encodings]))
+        behaviour = block.behaviour or EquippedBlockThatAttends
+        _swap_block(block.module, both, place, layout, behaviour, grids=whole.attention.grids)
+
+
+def _swap_block(
+    module: nn.Module,
+    tokens: Sequence[PositionEncoding],
+    place: Place,
+    layout: Layout,
+    behaviour: type[Equipped] = EquippedBlock,
+    **more: Any,
+) -> None:
+    held = _modules(tokens, module)
+    mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
+    swap_class(module, behaviour, **mine)
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:
