@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from whereformer.adapters.swap import Equipped
 from whereformer.encoding import PositionEncoding
 from whereformer.grid import Grid
+from whereformer.images import Images
 
 
 class Place(threading.local):
     """Where the tokens of this thread's forward are: filled before the first block, read by every layer."""
+
+    grid: Grid | Images
 
     def __init__(self, home: Grid) -> None:
         self.home = home
