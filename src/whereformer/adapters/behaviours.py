@@ -71,8 +71,12 @@ class EquippedBlock(Equipped, Module):
         if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
             self.place.grid = grid
         if len(self.encodings):
-            x = self.layout.back(encode(self.layout.tokens(x), grid, held(self)), x)
+            x = self.layout.back(encode(self.layout.tokens(x), grid, self.before()), x)
         return super().forward(x, *args, **kwargs)
+
+    def before(self) -> Iterable[PositionEncoding]:
+        """The encodings of tokens before the block."""
+        return held(self)
 
 
 class EquippedAttention(Equipped, Module):
@@ -93,9 +97,19 @@ class EquippedAttention(Equipped, Module):
             )
         return out
 
+    def inside(self) -> Iterable[PositionEncoding]:
+        """The encodings in the attention."""
+        return held(self)
+
 
 class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
     """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+    def before(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if "tokens" in encoding.moments()]
+
+    def inside(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if encoding.moments() != ("tokens",)]
 
 
 class _Ours(TorchFunctionMode):
@@ -130,7 +144,7 @@ def attend(
     to in parts.
     """
     if query.ndim == 3:
-        heads = next(iter(held(module))).num_heads
+        heads = next(iter(module.inside())).num_heads
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
         if attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
@@ -145,7 +159,7 @@ def attend(
     queries, keys = module.grids(module, module.place.grid)
     parts = value.split(query.shape[-1], -1)
     out = [
-        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)
         for part in parts
     ]
     return torch.cat(out, -1) if len(out) > 1 else out[0]

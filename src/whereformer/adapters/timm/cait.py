@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from timm.models.cait import Cait, TalkingHeadAttn
 from torch import Tensor
 
-from whereformer.adapters.behaviours import EquippedAttention, held
+from whereformer.adapters.behaviours import EquippedAttention
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage
 from whereformer.adapters.timm.parts import EquippedPlain, attends, rows, swaps
@@ -44,7 +44,7 @@ class EquippedTalkingHeads(EquippedAttention, *((TalkingHeadAttn,) if TYPE_CHECK
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         grid = self.place.grid
         assert isinstance(grid, Grid)
-        forms, _ = said(q, k, v, grid, grid, tuple(held(self)), None, 0.0)
+        forms, _ = said(q, k, v, grid, grid, tuple(self.inside()), None, 0.0)
         turned_q, turned_k = forms.turn(q * self.scale, k)
         logits = turned_q @ turned_k.mT
         for bias in forms.biases:

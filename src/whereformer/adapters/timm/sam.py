@@ -19,7 +19,9 @@ from whereformer.grid import Grid
 
 def sam(model: VisionTransformerSAM) -> Host:
     if isinstance(model.patch_drop, PatchDropout):
-        raise InputError("equip: the model drops patches of an image that stays one; build it with patch_drop_rate=0")
+        raise InputError(
+            "equip: the model drops patches of an image that stays one; build it with patch_drop_rate=0"
+        )
     blocks = [
         Block(
             block,

@@ -50,7 +50,9 @@ def gemma(model: Gemma4VitEncoder | Gemma4VitClassifier) -> Host:
     configured = (cast(Any, model).pretrained_cfg or {}).get("input_size", (3, 768, 768))
     grid = Grid(*(n // p for n, p in zip(configured[-2:], encoder.patch_size, strict=True)))
     attentions = [block.attn for block in encoder.blocks]
-    blocks = [Block(block, [attends(attention)]) for block, attention in zip(encoder.blocks, attentions, strict=True)]
+    blocks = [
+        Block(block, [attends(attention)]) for block, attention in zip(encoder.blocks, attentions, strict=True)
+    ]
     return Host(
         [Stage(encoder.embed_dim, attentions[0].num_heads, grid, blocks)],
         own=[
