@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
 from whereformer.adapters.find import host_of
 from whereformer.adapters.host import TOKENS, Host, Layout, Place
+from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
+from whereformer.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -22,6 +24,7 @@ def equip(
     *,
     keep_own: bool = False,
     share: bool = False,
+    grid: Grid | None = None,
     host: Host | None = None,
 ) -> Model:
     """Give a vision transformer another position encoding, in place; weights and their names stay.
@@ -42,6 +45,8 @@ def equip(
             taken as a transformer of their own.
         keep_own: keep what the model itself says as well.
         share: one encoding, with one set of parameters, for all blocks of a stage; else each has its own.
+        grid: the home grid, for what does not know it: torch's `nn.MultiheadAttention`, `nn.TransformerEncoder`
+            and its layers. Their tokens are taken to lie there until `model.set_grid(grid)` says otherwise.
         host: where the parts of the model are, if it is none that is known.
 
     Returns:
@@ -52,7 +57,7 @@ def equip(
     """
     if isinstance(model, EquippedModel):
         raise InputError(f"equip: the model has {model.encoding!r} already; whereformer.unequip it first")
-    host = host_of(model) if host is None else host
+    host = host_of(model, grid) if host is None else host
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
@@ -107,14 +112,15 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
             attention = heard.attention
             swap_class(
                 attention.module,
-                attention.behaviour or EquippedAttention,
+                attention.behaviour or _behaviour(attention.module),
                 encodings=_modules(heard.encodings, attention.module),
                 place=place,
                 grids=attention.grids,
             )
     block = seat.block
-    if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
-        return  # the others are told the grid, and compute themselves again on it
+    attentions = [heard.attention.module for heard in seat.attentions if heard.encodings]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
     swap_class(
         block.module,
         block.behaviour or EquippedBlock,
@@ -123,6 +129,10 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
         layout=layout,
         grad_checkpointing=False,
     )
+
+
+def _behaviour(module: nn.Module) -> type[EquippedAttention]:
+    return EquippedMultiheadAttention if isinstance(module, nn.MultiheadAttention) else EquippedAttention
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:
