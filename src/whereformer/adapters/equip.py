@@ -6,11 +6,11 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
-from whereformer.adapters.find import host_of
+from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place
 from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
-from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
+from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.grid import Grid
@@ -89,14 +89,18 @@ def unequip(model: Model) -> Model:
     """Take back what `equip` did, in place: what the model said itself is there again, with its weights of then.
 
     Raises:
-        InputError: the model is not equipped.
+        InputError: the model is not equipped, or something else has changed it since then.
     """
+    refuse_wrapped(model, "unequip")
     if not isinstance(model, EquippedModel):
         raise InputError(f"unequip: {type(model).__name__} is not equipped")
+    modules = [module for module in model.modules() if isinstance(module, Equipped)]
+    for module in modules:
+        if not is_outermost(module):
+            raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
-    for module in list(model.modules()):
-        if isinstance(module, Equipped):
-            swap_back(module)
+    for module in modules:
+        swap_back(module)
     for module, name, value in reversed(before):
         put(module, name, value)
         if isinstance(value, nn.Module):

@@ -34,7 +34,7 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
     Raises:
         InputError: it is of no known kind, or wrapped in something that must come after.
     """
-    _refuse_wrapped(model)
+    refuse_wrapped(model, "equip")
     name = type(model).__name__
     for kind in type(model).__mro__:
         library = LIBRARIES.get(kind.__module__.partition(".")[0])
@@ -61,14 +61,16 @@ def _hosts(library: str) -> dict[type[nn.Module], Callable[..., Host]]:
         raise InputError(f'equip needs {error.name}: pip install "whereformer[lab]"') from None
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
-    """Wrappers look at parameters and code once, so that encodings must be there before."""
+def refuse_wrapped(model: nn.Module, asked_by: str) -> None:
+    """Raise if something looks at parameters and code around the model that must find encodings there already."""
     name = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise InputError(f"equip: {model!r}, expected a module")
+        raise InputError(f"{asked_by}: {model!r}, expected a module")
     if isinstance(model, DistributedDataParallel | DataParallel):
-        raise InputError(f"equip: the model is wrapped in {name}; equip model.module, before DDP")
+        raise InputError(f"{asked_by}: the model is wrapped in {name}; give model.module, before DDP")
     if hasattr(model, "_orig_mod"):
-        raise InputError("equip: the model is compiled; equip model._orig_mod, before torch.compile")
+        raise InputError(f"{asked_by}: the model is compiled; give model._orig_mod, before torch.compile")
     if any(kind.__module__.startswith("torch.distributed") for kind in type(model).__mro__):
-        raise InputError(f"equip: the model is sharded ({name}); equip it before, then shard it")
+        raise InputError(f"{asked_by}: the model is sharded ({name}); do it before FSDP")
+    if name.startswith("Peft"):
+        raise InputError(f"{asked_by}: the model is inside a {name}; give model.get_base_model()")
