@@ -36,6 +36,10 @@ class EquippedModel(Equipped, Module):
         """Where tokens are at the size the model was built for; in a pyramid, those of the first stage."""
         return self.place.home
 
+    def set_grid(self, grid: Grid) -> None:
+        """Where the tokens of this thread's next forwards are, for a model that cannot see it itself."""
+        self.place.grid = grid
+
     def no_weight_decay(self) -> set[str]:
         own = getattr(super(), "no_weight_decay", set)
         return set(own()) | names_of_parameters(self)

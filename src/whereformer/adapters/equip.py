@@ -12,12 +12,14 @@ from whereformer.adapters.behaviours import (
     EquippedEntry,
     EquippedModel,
 )
-from whereformer.adapters.find import host_of
+from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place
+from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
-from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
+from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
+from whereformer.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,6 +30,7 @@ def equip(
     *,
     keep_own: bool = False,
     share: bool = False,
+    grid: Grid | None = None,
     host: Host | None = None,
 ) -> Model:
     """Give a vision transformer another position encoding, in place; weights and their names stay.
@@ -48,6 +51,8 @@ def equip(
             taken as a transformer of their own.
         keep_own: keep what the model itself says as well.
         share: one encoding, with one set of parameters, for all blocks of a stage; else each has its own.
+        grid: the home grid, for what does not know it: torch's `nn.MultiheadAttention`, `nn.TransformerEncoder`
+            and its layers. Their tokens are taken to lie there until `model.set_grid(grid)` says otherwise.
         host: where the parts of the model are, if it is none that is known.
 
     Returns:
@@ -58,7 +63,7 @@ def equip(
     """
     if isinstance(model, EquippedModel):
         raise InputError(f"equip: the model has {model.encoding!r} already; whereformer.unequip it first")
-    host = host_of(model) if host is None else host
+    host = host_of(model, grid) if host is None else host
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
@@ -92,14 +97,18 @@ def unequip(model: Model) -> Model:
     """Take back what `equip` did, in place: what the model said itself is there again, with its weights of then.
 
     Raises:
-        InputError: the model is not equipped.
+        InputError: the model is not equipped, or something else has changed it since then.
     """
+    refuse_wrapped(model, "unequip")
     if not isinstance(model, EquippedModel):
         raise InputError(f"unequip: {type(model).__name__} is not equipped")
+    modules = [module for module in model.modules() if isinstance(module, Equipped)]
+    for module in modules:
+        if not is_outermost(module):
+            raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
-    for module in list(model.modules()):
-        if isinstance(module, Equipped):
-            swap_back(module)
+    for module in modules:
+        swap_back(module)
     for module, name, value in reversed(before):
         put(module, name, value)
         if isinstance(value, nn.Module):
@@ -110,27 +119,26 @@ def unequip(model: Model) -> Model:
 
 
 def _fill(seat: Seat, place: Place, layout: Layout) -> None:
-    block, whole = seat.block, None
-    for heard in seat.attentions:
+    block = seat.block
+    speaking = [heard for heard in seat.attentions if heard.encodings]
+    if block.behaviour is EquippedBlockThatAttends:
+        (heard,) = seat.attentions
+        both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
+        _swap_block(block.module, both, place, layout, block.behaviour, grids=heard.attention.grids)
+        return
+    for heard in speaking:
         attention = heard.attention
-        if attention.module is block.module:
-            whole = heard
-        elif heard.encodings:
-            swap_class(
-                attention.module,
-                attention.behaviour or EquippedAttention,
-                encodings=_modules(heard.encodings, attention.module),
-                place=place,
-                grids=attention.grids,
-            )
-    if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
-        return  # the others are told the grid, and compute themselves again on it
-    if whole is None:
-        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
-    else:
-        both = list(dict.fromkeys([*seat.tokens, *whole.encodings]))
-        behaviour = block.behaviour or EquippedBlockThatAttends
-        _swap_block(block.module, both, place, layout, behaviour, grids=whole.attention.grids)
+        swap_class(
+            attention.module,
+            attention.behaviour or _behaviour(attention.module),
+            encodings=_modules(heard.encodings, attention.module),
+            place=place,
+            grids=attention.grids,
+        )
+    attentions = [heard.attention.module for heard in speaking]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
+    _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
 
 
 def _swap_block(
@@ -144,6 +152,10 @@ def _swap_block(
     held = _modules(tokens, module)
     mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
     swap_class(module, behaviour, **mine)
+
+
+def _behaviour(module: nn.Module) -> type[EquippedAttention]:
+    return EquippedMultiheadAttention if isinstance(module, nn.MultiheadAttention) else EquippedAttention
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:

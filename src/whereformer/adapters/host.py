@@ -100,6 +100,16 @@ class Channels(Layout):
         return tokens.mT.reshape(like.shape)
 
 
+class SequenceFirst(Layout):
+    """Tokens [tokens, batch, dim], on the grid that the place has."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+    def back(self, tokens: Tensor, like: Tensor) -> Tensor:
+        return tokens.transpose(0, 1)
+
+
 TOKENS = Layout()
 
 

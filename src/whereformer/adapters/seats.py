@@ -128,6 +128,11 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
+        if "tokens" in moments and any(heard.attention.module is seat.block.module for heard in seat.attentions):
+            raise InputError(
+                f"equip: {spell(factory)} speaks to tokens before a block, but a"
+                f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
+            )
         if not attends:
             seat.tokens.append(build(stage.dim, stage.heads, stage.grid, seat))
             continue

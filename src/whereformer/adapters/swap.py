@@ -29,6 +29,12 @@ def swap_back(module: nn.Module) -> None:
     module.__class__ = type(module).__bases__[1]
 
 
+def is_outermost(module: nn.Module) -> bool:
+    """Whether nothing changed the module's class after `swap_class`."""
+    behaviour, *originals = type(module).__bases__
+    return len(originals) == 1 and type(module) is _mixed(behaviour, originals[0])
+
+
 MISSING = object()
 """In the place of an attribute that is not there."""
 
