@@ -27,7 +27,7 @@ from whereformer import (
     backends,
     parse,
 )
-from whereformer.backends import sdpa
+from whereformer.backends import kernel, sdpa
 from whereformer.backends.call import Call
 from whereformer.encodings import IRPE, Learned
 from whereformer.forms import Bias, Forms
@@ -441,7 +441,14 @@ def test_attention_compiles_whole_with_masks(saying: str) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu", "sdpa"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "reference",
+        "sdpa",
+        pytest.param("cpu", marks=pytest.mark.skipif(bool(kernel.missing()), reason="no kernel")),
+    ],
+)
 @pytest.mark.parametrize("width", [5, 20])
 @pytest.mark.parametrize("text", ["none", "irpe(on='qk')", "rope_axial + decomposed"])
 def test_values_of_another_width(text: str, width: int, backend: str) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
 from whereformer.adapters.find import host_of
-from whereformer.adapters.host import TOKENS, Host, Layout, Place
+from whereformer.adapters.host import TOKENS, Host, Place, Stage
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
@@ -67,7 +67,7 @@ def equip(
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
-            _fill(seat, place, stage.layout)
+            _fill(seat, place, stage)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
@@ -101,7 +101,8 @@ def unequip(model: Model) -> Model:
     return model
 
 
-def _fill(seat: Seat, place: Place, layout: Layout) -> None:
+def _fill(seat: Seat, place: Place, stage: Stage) -> None:
+    layout = stage.layout
     for heard in seat.attentions:
         if heard.encodings:
             attention = heard.attention
@@ -111,6 +112,7 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
                 encodings=_modules(heard.encodings, attention.module),
                 place=place,
                 grids=attention.grids,
+                home=attention.home or stage.grid,
             )
     block = seat.block
     if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
