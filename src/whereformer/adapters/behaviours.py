@@ -83,6 +83,8 @@ class EquippedAttention(Equipped, Module):
     grids: Grids
     home: Grid
     """From which grid `grids` starts at home."""
+    heads_axis: ClassVar[int] = -3
+    """Which axis of queries holds the heads, if there are more than four."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
@@ -140,14 +142,12 @@ def attend(
 ) -> Tensor:
     """As torch's scaled_dot_product_attention, with the encodings of a module.
 
-    Axes before the heads are all batch; one head of keys and values is that of all queries.
+    Axes other than heads, tokens and features are all batch; one head of keys and values is that of all queries.
     """
-    if query.ndim > 4:
-        *batch, _, _, _ = query.shape
-        q, k, v = (x.flatten(0, -4) for x in (query, key, value))
-        if attn_mask is not None and attn_mask.ndim > 3:
-            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).flatten(0, -4)
-        return attend(module, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa).unflatten(0, batch)
+    if query.ndim > 4:  # no host has a mask here
+        q, k, v = (x.movedim(module.heads_axis, -3) for x in (query, key, value))
+        out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
+        return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
     if key.shape[1] == 1 != query.shape[1]:
         key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:

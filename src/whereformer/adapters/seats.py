@@ -158,8 +158,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
             both = seat.attentions[0].encodings[-1]
             if both.dim != stage.dim:
                 raise InputError(
-                    f"equip: {spell(factory)} speaks to tokens and in attention, but in block {seat.number} those have"
-                    f" {stage.dim} features and this {both.dim}"
+                    f"equip: {spell(factory)} speaks to tokens and in attention, but in block {seat.number} those"
+                    f" have {stage.dim} features and this {both.dim}"
                 )
             seat.tokens.append(both)
 

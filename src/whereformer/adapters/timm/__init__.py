@@ -1,7 +1,7 @@
 """timm's models as hosts, one family a file."""
 
 from whereformer.adapters.find import Hosts
-from whereformer.adapters.timm import pyramids, vit
+from whereformer.adapters.timm import pyramids, vit, windows
 
-HOSTS: Hosts = {**vit.HOSTS, **pyramids.HOSTS}
+HOSTS: Hosts = {**vit.HOSTS, **pyramids.HOSTS, **windows.HOSTS}
 """Which function knows which class of models."""
