@@ -43,6 +43,16 @@ class Layout:
         return tokens
 
 
+@dataclass(frozen=True)
+class Fixed(Layout):
+    """Tokens [batch, tokens, dim], always on this grid."""
+
+    at: Grid
+
+    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
+        return self.at
+
+
 class Sized(Layout):
     """Tokens [batch, tokens, dim], and beside them (height, width)."""
 
@@ -83,7 +93,11 @@ TOKENS = Layout()
 # The parts of a model.
 
 Grids = Callable[[nn.Module, Grid], tuple[Grid, Grid]]
-"""From an attention and the grid of its block to the grids of its queries and of its keys."""
+"""From an attention and the grid of its block to the grids of its queries and of its keys.
+
+If one of them is coarser, its tokens are `Points` of the finer grid: offsets between two grids count patches in one
+unit. The finer grid is the home of encodings.
+"""
 
 Start = Callable[[PositionEncoding], bool]
 """Lets a new encoding go on from what the model has itself, if that is of its kind; whether it was."""

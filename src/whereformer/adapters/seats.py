@@ -9,7 +9,7 @@ from whereformer.adapters.host import Attention, Block, Host, Stage
 from whereformer.catalog import Factory, parse, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 
 Encoding = str | Factory | Sequence[Factory]
 """What people write: a text, a class or a partial of one, or a sequence of these."""
@@ -151,9 +151,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f"equip: {spell(factory)} says nothing of queries on {queries} and keys on {keys}: two grids,"
                     f" as in a {type(attention.module).__name__}"
                 )
-            heard.encodings.append(
-                build(attention.dim or stage.dim, attention.heads or stage.heads, queries, seat)
-            )
+            home = keys if isinstance(queries, Points) else queries
+            heard.encodings.append(build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat))
         if "tokens" in moments:
             both = seat.attentions[0].encodings[-1]
             if both.dim != stage.dim:

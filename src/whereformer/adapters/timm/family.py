@@ -154,12 +154,5 @@ def home_size(model: Any) -> tuple[int, int]:
     return tuple(model.pretrained_cfg["input_size"][1:])
 
 
-def window(module: Any, grid: Grid) -> tuple[Grid, Grid]:
-    """Attention within windows of the module's `window_size`, as it is now."""
-    size = module.window_size
-    one = Grid(size, size) if isinstance(size, int) else Grid(*size)
-    return one, one
-
-
 def _none(module: nn.Module) -> Iterator[Own]:
     return iter(())

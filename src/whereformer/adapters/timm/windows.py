@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnImage, EquippedOnMap, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Host, Layout, Own, Place
-from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family, window
+from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family
+from whereformer.adapters.timm.grids import resolution, window
 from whereformer.adapters.timm.starts import from_learned, from_levit, from_log_cpb, from_rel_pos, from_swin
 from whereformer.grid import Grid
 
@@ -194,12 +195,6 @@ GCVIT = Family(
     attentions={gcvit.WindowAttentionGlobal: gcvit_attention},
     own={gcvit.WindowAttentionGlobal: lambda m: [Own(m, "rel_pos", nn.Identity())]},
 )
-
-
-def resolution(module: Any, grid: Grid) -> tuple[Grid, Grid]:
-    """Attention on the grid that the module was built for."""
-    one = Grid(*module.resolution)
-    return one, one
 
 
 def no_biases(device: torch.device) -> None:
