@@ -62,7 +62,7 @@ class EquippedBlock(Equipped, Module):
     grad_checkpointing: bool
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        compute = partial(self._compute, self.layout.grid(self.place, x, *args))
+        compute = partial(self._compute, self.layout.grid(self.place, x, *args, **kwargs))
         if self.grad_checkpointing:
             return checkpoint(compute, x, *args, use_reentrant=False, **kwargs)
         return compute(x, *args, **kwargs)
@@ -114,6 +114,10 @@ class EquippedOnImage(EquippedOnMap):
     layout = Image()
 
 
+class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
+    """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+
 class _Ours(TorchFunctionMode):
     """Inside, scaled_dot_product_attention is attention with the encodings of a module."""
 
@@ -142,12 +146,20 @@ def attend(
 ) -> Tensor:
     """As torch's scaled_dot_product_attention, with the encodings of a module.
 
-    Axes other than heads, tokens and features are all batch; one head of keys and values is that of all queries.
+    Axes other than heads, tokens and features are all batch, or batch and heads are one axis; one head of keys and
+    values is that of all queries. Values may have several times as many features as keys: encodings then speak of
+    them in parts.
     """
     if query.ndim > 4:  # no host has a mask here
         q, k, v = (x.movedim(module.heads_axis, -3) for x in (query, key, value))
         out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
         return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
+    if query.ndim == 3:
+        heads = next(iter(held(module))).num_heads
+        query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
+        return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
     if key.shape[1] == 1 != query.shape[1]:
         key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:
@@ -158,7 +170,13 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    return attention(query, key, value, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+    speaks_of_values = any("values" in encoding.moments() for encoding in held(module))
+    parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
+    out = [
+        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        for part in parts
+    ]
+    return torch.cat(out, -1) if len(out) > 1 else out[0]
 
 
 def held(module: nn.Module) -> Iterable[PositionEncoding]:

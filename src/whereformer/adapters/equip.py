@@ -1,13 +1,19 @@
 """Give a model another encoding, and take it back."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedEntry,
+    EquippedModel,
+)
 from whereformer.adapters.find import host_of
-from whereformer.adapters.host import TOKENS, Host, Place, Stage
+from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
@@ -62,12 +68,14 @@ def equip(
     place = Place(host.stages[0].grid)
     changes = [*host.switches, *(() if keep_own else host.own)]
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first else []
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage)
+    if host.first is not None:
+        _swap_block(host.first, first, place, host.stages[0].layout)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
@@ -103,9 +111,12 @@ def unequip(model: Model) -> Model:
 
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:
     layout = stage.layout
+    block, whole = seat.block, None
     for heard in seat.attentions:
-        if heard.encodings:
-            attention = heard.attention
+        attention = heard.attention
+        if attention.module is block.module:
+            whole = heard
+        elif heard.encodings:
             swap_class(
                 attention.module,
                 attention.behaviour or EquippedAttention,
@@ -114,17 +125,27 @@ def _fill(seat: Seat, place: Place, stage: Stage) -> None:
                 grids=attention.grids,
                 home=attention.home or stage.grid,
             )
-    block = seat.block
     if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
         return  # the others are told the grid, and compute themselves again on it
-    swap_class(
-        block.module,
-        block.behaviour or EquippedBlock,
-        encodings=_modules(seat.tokens, block.module),
-        place=place,
-        layout=layout,
-        grad_checkpointing=False,
-    )
+    if whole is None:
+        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
+    else:
+        both = list(dict.fromkeys([*seat.tokens, *whole.encodings]))
+        behaviour = block.behaviour or EquippedBlockThatAttends
+        _swap_block(block.module, both, place, layout, behaviour, grids=whole.attention.grids, home=stage.grid)
+
+
+def _swap_block(
+    module: nn.Module,
+    tokens: Sequence[PositionEncoding],
+    place: Place,
+    layout: Layout,
+    behaviour: type[Equipped] = EquippedBlock,
+    **more: Any,
+) -> None:
+    held = _modules(tokens, module)
+    mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
+    swap_class(module, behaviour, **mine)
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:

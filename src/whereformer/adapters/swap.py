@@ -34,27 +34,26 @@ MISSING = object()
 
 
 def put(module: nn.Module, name: str, value: Any) -> Any:
-    """Set an attribute of any kind to a value of any kind, or to `MISSING`; returns what was there."""
-    for register, kind in (
-        (module._parameters, nn.Parameter),
-        (module._buffers, Tensor),
-        (module._modules, nn.Module),
-    ):
-        if name in register and (value is None or isinstance(value, kind)):  # keeps its place in the order
-            before, register[name] = register[name], value  # pyright: ignore[reportArgumentType]
-            return before
-    before = getattr(module, name) if _has(module, name) else MISSING
-    if before is not MISSING:
-        delattr(module, name)
-    if value is not MISSING:
+    """Set an attribute of any kind to a value of any kind, or to `MISSING`; returns what was there.
+
+    A parameter, buffer or module keeps its place in their order while something of another kind stands for it.
+    """
+    own, kinds = module.__dict__, _KINDS.items()
+    register, kind = next(((own[r], kind) for r, kind in kinds if name in own[r]), (own, object))
+    before = own.pop(name) if name in own else register.get(name, MISSING)
+    if register is not own and (value is None or isinstance(value, kind)):
+        register[name] = value
+    elif register is not own and value is MISSING:
+        del register[name]
+    elif register is not own:
+        register[name] = None
+        own[name] = value  # is looked at first
+    elif value is not MISSING:
         setattr(module, name, value)
     return before
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    """Whether the instance has it; what its class has stays there."""
-    registers = (module._parameters, module._buffers, module._modules, module.__dict__)
-    return any(name in register for register in registers)
+_KINDS = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module}
 
 
 @functools.cache

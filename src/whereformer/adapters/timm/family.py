@@ -40,7 +40,7 @@ class Family:
 
     Args:
         blocks: the classes of blocks, and how they get their tokens: a layout, or a function of the block.
-        attentions: the classes of attentions; from such a module to its description.
+        attentions: the classes of attentions; from such a module to its description, or several of its parts.
         own: the classes of modules that say where tokens are; from such a module to what it says.
         deaf: the classes of blocks that attend in a way that takes no encoding, and why (see `Block.deaf`).
         tells: from a model to the modules that behave as `Tells`, for blocks that are not told the grid.
@@ -49,7 +49,9 @@ class Family:
     """
 
     blocks: Mapping[type[nn.Module], Layout | Callable[[Any], Layout]]
-    attentions: Mapping[type[nn.Module], Callable[[Any], Attention]] = field(default_factory=dict)
+    attentions: Mapping[type[nn.Module], Callable[[Any], Attention | list[Attention]]] = field(
+        default_factory=dict
+    )
     own: Mapping[type[nn.Module], Callable[[Any], Iterable[Own]]] = field(default_factory=dict)
     deaf: Mapping[type[nn.Module], str] = field(default_factory=dict)
     tells: Callable[[Any], Iterable[nn.Module]] = lambda model: ()
@@ -61,7 +63,8 @@ class Family:
         attentions: dict[nn.Module, list[Attention]] = {}
         for module in model.modules():
             if type(module) in self.blocks:
-                found = [self.attentions[type(m)](m) for m in module.modules() if type(m) in self.attentions]
+                found = [a for m in module.modules() if type(m) in self.attentions
+                         for a in _several(self.attentions[type(m)](m))]  # fmt: skip
                 if found or type(module) in self.deaf:
                     layout = self.blocks[type(module)]
                     blocks[module] = layout if isinstance(layout, Layout) else layout(module)
@@ -120,14 +123,17 @@ def look(
         a.module: a.behaviour.layout for a in attentions if a.behaviour and issubclass(a.behaviour, EquippedOnMap)
     }
 
-    def see(layout: Layout, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def see(layout: Layout, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         x, *rest = inputs
-        seen.setdefault(module, Seen(layout.grid(place, x, *rest), layout.tokens(x).shape[-1]))
+        seen.setdefault(module, Seen(layout.grid(place, x, *rest, **named), layout.tokens(x).shape[-1]))
 
     def tell(module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> None:
         place.grid = Grid(*out.shape[2:])
 
-    hooks = [module.register_forward_pre_hook(partial(see, layout)) for module, layout in layouts.items()]
+    hooks = [
+        module.register_forward_pre_hook(partial(see, layout), with_kwargs=True)
+        for module, layout in layouts.items()
+    ]
     hooks += [module.register_forward_hook(tell) for module in tells]
     state = {
         name: torch.empty_like(tensor, device="meta")
@@ -152,6 +158,10 @@ def home_size(model: Any) -> tuple[int, int]:
         if size is not None:
             return (size, size) if isinstance(size, int) else tuple(size)
     return tuple(model.pretrained_cfg["input_size"][1:])
+
+
+def _several(found: Attention | list[Attention]) -> list[Attention]:
+    return found if isinstance(found, list) else [found]
 
 
 def _none(module: nn.Module) -> Iterator[Own]:

@@ -28,7 +28,9 @@ def pooled(fine: Grid, size: tuple[int, int], stride: tuple[int, int], device: t
         size: how many tokens there are along each axis.
         stride: from one to the next. In the middle between two patches, the first of them is taken.
     """
-    return placed(fine, *(s * torch.arange(n, device=device) + (s - 1) // 2 for n, s in zip(size, stride, strict=True)))
+    return placed(
+        fine, *(s * torch.arange(n, device=device) + (s - 1) // 2 for n, s in zip(size, stride, strict=True))
+    )
 
 
 def placed(fine: Grid, rows: torch.Tensor, columns: torch.Tensor) -> Grid:

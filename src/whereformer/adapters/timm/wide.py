@@ -1,20 +1,22 @@
 """timm's models with values wider than keys, written out: LeViT, EfficientFormer, EfficientViT (MSRA), SHViT."""
 
+import math
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from timm.models import efficientformer, efficientformer_v2, efficientvit_msra, levit, shvit
-from torch import Tensor
+from torch import Tensor, nn
 
-from whereformer.adapters.behaviours import EquippedAttention, attend
+from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.timm.family import CHANNELS, Family
 from whereformer.adapters.timm.grids import device_of, pooled, resolution
 from whereformer.adapters.timm.starts import from_levit
+from whereformer.attention import said
 from whereformer.grid import Grid
 
 NARROW = ("rotations", "biases")
@@ -81,9 +83,7 @@ def levit_layout(m: Any) -> Any:
 
 def levit_attention(m: Any) -> Attention:
     start = from_levit(m.attention_biases, m.resolution)
-    return Attention(
-        m, *key_dims(m), resolution, takes=NARROW, start=start, behaviour=EquippedLevitAttention
-    )
+    return Attention(m, *key_dims(m), resolution, takes=NARROW, start=start, behaviour=EquippedLevitAttention)
 
 
 def levit_downsample(m: Any) -> Attention:
@@ -126,21 +126,43 @@ EFFICIENTFORMER = Family(
     own={efficientformer.Attention: own_biases},
 )
 
-# ---------------------------------------------------------------------------------------------------------------
-# EfficientFormer V2: attention on maps; within a stage heads are mixed before and after the softmax.
+# EfficientFormer V2: attention on maps. Within a stage heads are mixed, before and after the softmax.
+
+
+def heads_of_map(m: Any, x: Tensor) -> Tensor:
+    """[batch, dim, height, width] as [batch, heads, tokens, head_dim]."""
+    return x.unflatten(1, (m.num_heads, -1)).flatten(3).mT
 
 
 class EquippedMapDownsample(EquippedAttention):
     def forward(self: Any, x: Tensor) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        heads = (t.unflatten(1, (self.num_heads, -1)).flatten(3).mT for t in (q, k, v))
-        out = attend(self, *heads, biases(self, x))
+        out = attend(self, *(heads_of_map(self, t) for t in (q, k, v)), biases(self, x))
         return self.proj(self.act(out.mT.flatten(1, 2).unflatten(-1, q.shape[2:]) + self.v_local(v)))
 
 
-def map_downsample(m: Any) -> Attention:
-    start = from_levit(m.attention_biases, m.resolution)
-    return Attention(m, *key_dims(m), halving, takes=NARROW, start=start, behaviour=EquippedMapDownsample)
+class EquippedMapTalkingHeads(EquippedAttention):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = x if self.stride_conv is None else self.stride_conv(x)
+        v = self.v(x)
+        q, k, values = (heads_of_map(self, t) for t in (self.q(x), self.k(x), v))
+        logits = biased_logits(self, q, k, values)
+        if (own := biases(self, x)) is not None:
+            logits = logits + own
+        weights = self.talking_head2(self.talking_head1(logits).softmax(-1))
+        out = (weights @ values).mT.flatten(1, 2).unflatten(-1, v.shape[2:]) + self.v_local(v)
+        return self.proj(self.act(out if self.upsample is None else self.upsample(out)))
+
+
+def biased_logits(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q · k / √d with what rotations and biases say: [batch, heads, queries, keys]."""
+    queries, keys = module.grids(module, module.place.grid)
+    forms, _ = said(q, k, v, queries, keys, tuple(held(module)), None, 0.0)
+    turned_q, turned_k = forms.turn(q * q.shape[-1] ** -0.5, k)
+    logits = turned_q @ turned_k.mT
+    for bias in forms.biases:
+        logits = logits + bias.dense().to(logits.dtype)
+    return logits
 
 
 def halving(m: Any, grid: Grid) -> tuple[Grid, Grid]:
@@ -148,10 +170,23 @@ def halving(m: Any, grid: Grid) -> tuple[Grid, Grid]:
     return pooled(keys, m.resolution2, (2, 2), device_of(m)), keys
 
 
+def map_downsample(m: Any) -> Attention:
+    start = from_levit(m.attention_biases, m.resolution)
+    return Attention(m, *key_dims(m), halving, takes=NARROW, start=start, behaviour=EquippedMapDownsample)
+
+
+def talking_heads(m: Any) -> Attention:
+    start = from_levit(m.attention_biases, m.resolution)
+    return Attention(m, *key_dims(m), resolution, takes=NARROW, start=start, behaviour=EquippedMapTalkingHeads)
+
+
 EFFICIENTFORMER_V2 = Family(
     blocks={efficientformer_v2.EfficientFormerV2Block: CHANNELS, efficientformer_v2.Downsample: CHANNELS},
-    attentions={efficientformer_v2.Attention2dDownsample: map_downsample},
-    own={kind: own_biases for kind in (efficientformer_v2.Attention2d, efficientformer_v2.Attention2dDownsample)},
+    attentions={
+        efficientformer_v2.Attention2d: talking_heads,
+        efficientformer_v2.Attention2dDownsample: map_downsample,
+    },
+    own=dict.fromkeys((efficientformer_v2.Attention2d, efficientformer_v2.Attention2dDownsample), own_biases),
 )
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -162,27 +197,65 @@ class EquippedHead(EquippedAttention):
     """The convolution of a head's queries, where its encodings are held; the cascade calls them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super(EquippedAttention, self).forward(x)
+        return super(EquippedAttention, self).forward(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class EquippedCascade(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
     def forward(self: Any, x: Tensor) -> Tensor:
+        self.place.grid = Grid(*x.shape[2:])
         own, outs, last = biases(self, x), [], 0
         for head, (part, qkv, dws) in enumerate(zip(x.chunk(len(self.qkvs), 1), self.qkvs, self.dws, strict=True)):
             q, k, v = qkv(part + last).split([self.key_dim, self.key_dim, self.val_dim], 1)
-            heads = (t.flatten(2).mT.unsqueeze(1) for t in (dws(q), k, v))
-            mask = None if own is None else own[head]
-            speaks = isinstance(dws, EquippedHead)
-            out = attend(dws, *heads, mask) if speaks else F.scaled_dot_product_attention(*heads, attn_mask=mask)
+            q, k, v = (t.flatten(2).mT.unsqueeze(1) for t in (dws(q), k, v))
+            mask = None if own is None or not own.ndim else own[head]
+            if isinstance(dws, EquippedHead):
+                out = attend(dws, q, k, v, mask)
+            else:
+                out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             last = out.squeeze(1).mT.unflatten(-1, x.shape[2:])
             outs.append(last)
         return self.proj(torch.cat(outs, 1))
 
 
-def cascade_heads(m: Any) -> list[Attention]:
-    def on(dws: nn.Module, grid: Grid) -> tuple[Grid, Grid]:
-        return resolution(m, grid)
-
+def cascade(m: Any) -> list[Attention]:
+    home = Grid(m.resolution, m.resolution)
+    starts = [from_levit(table[None], home.size) for table in m.attention_biases]
     return [
-        Attention(dws, m.key_dim, 1, on, takes=NARROW, behaviour=EquippedHead) for dws in m.dws
+        Attention(dws, m.key_dim, 1, home=home, takes=NARROW, start=start, behaviour=EquippedHead)
+        for dws, start in zip(m.dws, starts, strict=True)
     ]
+
+
+EFFICIENTVIT = Family(
+    blocks={efficientvit_msra.EfficientVitBlock: CHANNELS},
+    attentions={efficientvit_msra.CascadedGroupAttention: cascade},
+    own={efficientvit_msra.CascadedGroupAttention: own_biases},
+    swaps={efficientvit_msra.CascadedGroupAttention: EquippedCascade},
+)
+
+# ---------------------------------------------------------------------------------------------------------------
+# SHViT: one head, on a part of the channels.
+
+
+class EquippedSingleHead(EquippedAttention):
+    def forward(self: Any, x: Tensor) -> Tensor:
+        seen, others = x.split([self.pdim, self.dim - self.pdim], 1)
+        qkv = self.qkv(self.pre_norm(seen)).flatten(2).mT.unsqueeze(1)
+        out = attend(self, *qkv.split([self.qk_dim, self.qk_dim, self.pdim], -1))
+        seen = out.squeeze(1).mT.unflatten(-1, x.shape[2:])
+        return self.proj(torch.cat([seen, others], 1))
+
+
+SHVIT = Family(
+    blocks={shvit.BasicBlock: CHANNELS},
+    attentions={shvit.SHSA: lambda m: Attention(m, m.qk_dim, 1, takes=NARROW, behaviour=EquippedSingleHead)},
+)
+
+HOSTS: Hosts = {
+    levit.Levit: LEVIT,
+    levit.LevitDistilled: LEVIT,
+    efficientformer.EfficientFormer: EFFICIENTFORMER,
+    efficientformer_v2.EfficientFormerV2: EFFICIENTFORMER_V2,
+    efficientvit_msra.EfficientVitMsra: EFFICIENTVIT,
+    shvit.SHViT: SHVIT,
+}
