@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from whereformer.adapters.host import Grids, Layout, Place
+from whereformer.adapters.host import Channels, Grids, Image, Layout, Place
 from whereformer.adapters.swap import Equipped
 from whereformer.attention import attention, encode
 from whereformer.encoding import PositionEncoding
@@ -89,6 +89,10 @@ class EquippedAttention(Equipped, Module):
     encodings: nn.ModuleList
     place: Place
     grids: Grids
+    home: Grid
+    """From which grid `grids` starts at home."""
+    heads_axis: ClassVar[int] = -3
+    """Which axis of queries holds the heads, if there are more than four."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
@@ -104,6 +108,22 @@ class EquippedAttention(Equipped, Module):
     def inside(self) -> Iterable[PositionEncoding]:
         """The encodings in the attention."""
         return held(self)
+
+
+class EquippedOnMap(EquippedAttention):
+    """An attention that gets a map [batch, dim, height, width], all of it or a window, and is on that grid."""
+
+    layout: ClassVar[Layout] = Channels()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.place.grid = self.layout.grid(self.place, x)
+        return super().forward(x, *args, **kwargs)
+
+
+class EquippedOnImage(EquippedOnMap):
+    """The same for [batch, height, width, dim]."""
+
+    layout = Image()
 
 
 class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
@@ -144,15 +164,22 @@ def attend(
 ) -> Tensor:
     """As torch's scaled_dot_product_attention, with the encodings of a module.
 
-    Batch and heads may be one axis, and values may have several times as many features as keys: they are attended
-    to in parts.
+    Axes other than heads, tokens and features are all batch, or batch and heads are one axis; one head of keys and
+    values is that of all queries. Values may have several times as many features as keys: encodings then speak of
+    them in parts.
     """
+    if query.ndim > 4:  # no host has a mask here
+        q, k, v = (x.movedim(module.heads_axis, -3) for x in (query, key, value))
+        out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
+        return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
     if query.ndim == 3:
         heads = next(iter(module.inside())).num_heads
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
         if attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
         return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
+    if key.shape[1] == 1 != query.shape[1]:
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
@@ -161,7 +188,8 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    parts = value.split(query.shape[-1], -1)
+    speaks_of_values = any("values" in encoding.moments() for encoding in held(module))
+    parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
     out = [
         attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)
         for part in parts

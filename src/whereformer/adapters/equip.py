@@ -13,7 +13,7 @@ from whereformer.adapters.behaviours import (
     EquippedModel,
 )
 from whereformer.adapters.find import host_of, refuse_wrapped
-from whereformer.adapters.host import TOKENS, Host, Layout, Place
+from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
@@ -78,7 +78,7 @@ def equip(
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
-            _fill(seat, place, stage.layout)
+            _fill(seat, place, stage)
     if host.first is not None:
         _swap_block(host.first, first, place, host.stages[0].layout)
     if host.entry is not None:
@@ -118,13 +118,14 @@ def unequip(model: Model) -> Model:
     return model
 
 
-def _fill(seat: Seat, place: Place, layout: Layout) -> None:
-    block = seat.block
+def _fill(seat: Seat, place: Place, stage: Stage) -> None:
+    block, layout = seat.block, stage.layout
     speaking = [heard for heard in seat.attentions if heard.encodings]
     if block.behaviour is EquippedBlockThatAttends:
         (heard,) = seat.attentions
         both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
-        _swap_block(block.module, both, place, layout, block.behaviour, grids=heard.attention.grids)
+        more = {"grids": heard.attention.grids, "home": heard.attention.home or stage.grid}
+        _swap_block(block.module, both, place, layout, block.behaviour, **more)
         return
     for heard in speaking:
         attention = heard.attention
@@ -134,6 +135,7 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
             encodings=_modules(heard.encodings, attention.module),
             place=place,
             grids=attention.grids,
+            home=attention.home or stage.grid,
         )
     attentions = [heard.attention.module for heard in speaking]
     if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):

@@ -117,7 +117,11 @@ TOKENS = Layout()
 # The parts of a model.
 
 Grids = Callable[[nn.Module, Grid], tuple[Grid, Grid]]
-"""From an attention and the grid of its block to the grids of its queries and of its keys."""
+"""From an attention and the grid of its block to the grids of its queries and of its keys.
+
+If one is coarser, its tokens are `Points` of the finer grid, as offsets between two grids count patches in one
+unit. The finer grid is the home of encodings.
+"""
 
 Start = Callable[[PositionEncoding], bool]
 """Lets a new encoding go on from what the model has itself, if that is of its kind; whether it was."""
@@ -137,6 +141,7 @@ class Attention:
         dim: features of a query, all heads together; the stage's if None.
         heads: how many; the stage's if None.
         grids: where queries and keys are, if not where the block's tokens are: windows, pooled keys.
+        home: from which grid `grids` starts at home, if not from the stage's: the block shrinks its map first.
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
@@ -146,6 +151,7 @@ class Attention:
     dim: int | None = None
     heads: int | None = None
     grids: Grids = on_the_whole
+    home: Grid | None = None
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
@@ -160,12 +166,14 @@ class Block:
         attentions: those of its parts in which encodings may speak.
         start: for encodings that go on from what the model has before this block.
         behaviour: how the module behaves with encodings, if not as `EquippedBlock`.
+        deaf: if it attends in a way that takes no encoding, why; the rest of a sentence, "its attention ...".
     """
 
     module: nn.Module
     attentions: Sequence[Attention | nn.Module] = ()
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    deaf: str = ""
 
 
 @dataclass(frozen=True)

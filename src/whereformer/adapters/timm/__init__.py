@@ -14,6 +14,8 @@ from whereformer.adapters.timm import (
     vit,
     vlm,
     weightless,
+    wide,
+    windows,
 )
 
 HOSTS: Hosts = {
@@ -29,5 +31,7 @@ HOSTS: Hosts = {
     **stages.HOSTS,
     **weightless.HOSTS,
     **pyramids.HOSTS,
+    **windows.HOSTS,
+    **wide.HOSTS,
 }
 """Which function knows which class of models."""
