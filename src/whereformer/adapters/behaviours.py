@@ -188,7 +188,7 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    speaks_of_values = any("values" in encoding.moments() for encoding in held(module))
+    speaks_of_values = any("values" in encoding.moments() for encoding in module.inside())
     parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
     out = [
         attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)

@@ -128,7 +128,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
-        if "tokens" in moments and any(heard.attention.module is seat.block.module for heard in seat.attentions):
+        alone = [heard for heard in seat.attentions if heard.attention.module is seat.block.module]
+        if "tokens" in moments and alone and seat.block.behaviour is None:
             raise InputError(
                 f"equip: {spell(factory)} speaks to tokens before a block, but a"
                 f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"

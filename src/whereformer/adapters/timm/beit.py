@@ -10,8 +10,7 @@ from torch import nn
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage, Start
 from whereformer.adapters.timm.parts import EquippedPlain, attends, fused, joined, offsets, rows, swaps
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import LogCPB
+from whereformer.adapters.timm.starts import from_rel_pos
 from whereformer.grid import Grid
 
 
@@ -67,19 +66,7 @@ def _name(said: nn.Module | None, prefix: int) -> str | None:
 
 
 def _same(said: nn.Module | None) -> Start | None:
-    if isinstance(said, RelPosBias):
-        return offsets(said.relative_position_bias_table)
-    if not isinstance(said, RelPosMlp) or said.mode != "swin":
-        return None
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, LogCPB) and encoding.w1.shape == said.mlp.fc1.weight.shape
-        if fits:
-            own = {"w1": said.mlp.fc1.weight, "b1": said.mlp.fc1.bias, "w2": said.mlp.fc2.weight}
-            encoding.load_state_dict(own)
-        return fits
-
-    return start
+    return offsets(said.relative_position_bias_table) if isinstance(said, RelPosBias) else from_rel_pos(said)
 
 
 HOSTS: Hosts = {Beit: beit, VisionTransformerRelPos: relpos}

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any, cast
 
-import torch
 from timm.layers.patch_dropout import PatchDropout
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
@@ -11,8 +10,7 @@ from torch import nn
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Grids, Host, Image, Own, Stage, Start, on_the_whole
 from whereformer.adapters.timm.parts import EquippedPlain, attends, fused, joined, rotations, rows, swaps
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Decomposed
+from whereformer.adapters.timm.starts import from_decomposed
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
@@ -65,19 +63,7 @@ def _window(size: int, attention: nn.Module, grid: Grid) -> tuple[Grid, Grid]:
 
 
 def _strips(attention: Any) -> Start | None:
-    if not attention.use_rel_pos:
-        return None
-    tables = attention.rel_pos_h, attention.rel_pos_w
-
-    @torch.no_grad()
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Decomposed) and not encoding.scaled
-        if fits:
-            encoding.rows.copy_(tables[0])
-            encoding.columns.copy_(tables[1])
-        return fits
-
-    return start
+    return from_decomposed(attention.rel_pos_h, attention.rel_pos_w) if attention.use_rel_pos else None
 
 
 HOSTS: Hosts = {VisionTransformerSAM: sam}
