@@ -81,7 +81,7 @@ def attention_weights(
         q, k, grid, encodings, keys, mask: as in `attention`, of one image in a tensor.
     """
     encodings, keys = _taken_in(q, k, k, grid, encodings, keys)
-    forms, call = _said(q, k, k, grid, keys, encodings, mask, 0.0)
+    forms, call = said(q, k, k, grid, keys, encodings, mask, 0.0)
     return _weights(q, k, forms, call.mask)
 
 

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from whereformer.adapters.swap import Equipped
 from whereformer.encoding import PositionEncoding
 from whereformer.grid import Grid
-from whereformer.images import Images
 
 
 class Place(threading.local):
     """Where the tokens of this thread's forward are: filled before the first block, read by every layer."""
-
-    grid: Grid | Images
 
     def __init__(self, home: Grid) -> None:
         self.home = home
@@ -47,7 +44,7 @@ class Layout:
 
 
 class Counted(Layout):
-    """Tokens [batch, tokens, dim], on the grid that the place has, behind as many prefix tokens as are left over."""
+    """Tokens [batch, tokens, dim], on the place's grid, behind as many prefix tokens as are left over."""
 
     def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return replace(place.grid, prefix=x.shape[1] - place.grid.patches)

@@ -1,4 +1,4 @@
-"""timm's transformers with tables of offsets: BEiT and BEiT v2, one in each block or one for all, and ViT-RelPos."""
+"""timm's transformers with tables of offsets, one in each block or one for all: BEiT, BEiT v2, ViT-RelPos."""
 
 from typing import Any, cast
 
@@ -48,7 +48,11 @@ def relpos(model: VisionTransformerRelPos) -> Host:
         for block, attention, said in zip(model.blocks, attentions, own, strict=True)
     ]
     return Host(
-        [Stage(model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size, prefix), blocks)],
+        [
+            Stage(
+                model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size, prefix=prefix), blocks
+            )
+        ],
         own=[Own(model, "shared_rel_pos"), *(Own(attention, "rel_pos") for attention in attentions)],
         switches=fused(attentions),
         swaps=swaps(model),

@@ -1,7 +1,7 @@
 """timm's CaiT: heads that talk, before and after the softmax; then blocks in which the class token alone asks.
 
-The class token has no place, so that there is nothing relative to say of what it asks: encodings stand in the blocks
-of the patches.
+The class token has no place, so that there is nothing relative to say of what it asks: encodings stand in the
+blocks of the patches.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,7 @@ def cait(model: Cait) -> Host:
             [attends(attention, behaviour=EquippedTalkingHeads)] if type(attention) is TalkingHeadAttn else [],
             rows(model.pos_embed) if number == 0 else None,
         )
-        for number, (block, attention) in enumerate(zip(model.blocks, attentions, strict=True))
+        for number, (block, attention) in enumerate(zip(cast(Any, model.blocks), attentions, strict=True))
     ]
     return Host(
         [Stage(model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size), blocks)],

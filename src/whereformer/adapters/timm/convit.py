@@ -1,4 +1,4 @@
-"""timm's ConViT: blocks whose attention is gated between contents and positions, then blocks with a class token."""
+"""timm's ConViT: attention gated between contents and positions, then blocks with a class token."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast

@@ -50,7 +50,7 @@ class EquippedPlain(EquippedStemmed):
         cast(Any, super()).set_grad_checkpointing(enable)
         for module in self.modules():
             if "grad_checkpointing" in module.__dict__:
-                module.grad_checkpointing = enable and isinstance(module, EquippedBlock)
+                cast(Any, module).grad_checkpointing = enable and isinstance(module, EquippedBlock)
 
 
 class EquippedPatchEmbed(Equipped, *((PatchEmbed,) if TYPE_CHECKING else ())):

@@ -36,7 +36,7 @@ def sam(model: VisionTransformerSAM) -> Host:
     if model.rope_global is not None and rotations(model.rope_global) != rotations(model.rope_window):
         relative = None  # two rotations
     return Host(
-        [Stage(model.embed_dim, first.num_heads, Grid(*model.patch_embed.grid_size), blocks, Image())],
+        [Stage(model.embed_dim, first.num_heads, Grid(*cast(Any, model.patch_embed).grid_size), blocks, Image())],
         own=[
             Own(model, "pos_embed"),
             Own(model, "rope_global"),

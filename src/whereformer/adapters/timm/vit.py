@@ -71,8 +71,8 @@ KINDS = {
 }
 """The attentions that are known, exactly these, as a subclass may do something else; and what each takes.
 
-The last two are differences of two attentions, with queries and keys of half the features of values: encodings speak
-in both of them.
+The last two are differences of two attentions, with queries and keys of half the features of values: encodings
+speak in both of them.
 """
 
 

@@ -93,7 +93,7 @@ class EquippedGemmaPatchEmbed(Equipped, *((Gemma4PatchEmbed,) if TYPE_CHECKING e
             (height, width), (down, right) = x.shape[-2:], self.patch_size
             self.place.grid = Grid(height // down, width // right)
         else:
-            self.place.grid = Rows.of(out[1].flip(-1), 0)
+            self.place.grid = cast(Any, Rows.of(out[1].flip(-1), 0))
         return out
 
 
