@@ -143,3 +143,168 @@ def test_checkpointing_gives_the_same_gradients(family):
     for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         if parameter.grad is not None:
             close(other.grad, parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Other sizes.
+
+RESIZED = {
+    "eva02": ({"dynamic_img_size": True}, (42, 21)),
+    "dinov3": ({"dynamic_img_size": True}, (40, 24)),
+    "rope-vit, axial": ({"dynamic_img_size": True}, (24, 48)),
+    "rope-vit, mixed": ({"dynamic_img_size": True}, (24, 48)),
+    "perception encoder": ({"dynamic_img_size": True}, (40, 24)),
+    "sam": ({}, (56, 24)),
+    "naflex": ({}, (24, 48)),
+    "naflex, factorized": ({"pos_embed_ar_preserving": False}, (24, 48)),
+    "deepseek": ({}, (24, 48)),
+    "xcit": ({}, (24, 48)),
+}
+
+
+@pytest.mark.parametrize("family", RESIZED)
+@torch.no_grad()
+def test_what_it_says_goes_on_at_another_size(family):
+    options, size = RESIZED[family]
+    model, x = make(family, **options), images(family, *size)
+    before = model(x)
+    equipped = equip(model, host_of(model).equal)
+    assert equipped(images(family)).shape == before.shape
+    close(equipped(x), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:timm.layers.interpolate")
+@pytest.mark.parametrize("family", ["eva02", "dinov3", "beit", "relpos, class token"])
+@torch.no_grad()
+def test_set_input_size_moves_what_is_equipped(family):
+    size = (42, 21) if family == "eva02" else (48, 40)
+    model = make(family)
+    x, twin = images(family, *size), copy.deepcopy(model)
+    twin.set_input_size(size)
+    equipped = equip(model, host_of(model).equal)
+    equipped.set_input_size(size)
+    tolerance = 1e-4 if family in ("eva02", "dinov3") else 2e-2  # timm looks for the ratio of offsets by bisection
+    close(equipped(x), twin(x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma4", "pit", "volo"])
+@torch.no_grad()
+def test_speaks_on_other_grids(family):
+    model = spoken(family)
+    first = model(images(family))
+    size = (96, 64) if family in ("pit", "volo") else (48, 32)
+    assert model(images(family, *size)).shape == first.shape
+    assert model.place.grid.size == {"pit": (3, 2), "volo": (6, 4)}.get(family, (6, 4))
+    assert torch.equal(model(images(family)), first)
+
+
+@torch.no_grad()
+def test_a_batch_of_several_sizes_is_each_image_alone():
+    from timm.models.naflexvit import batch_patchify
+
+    model = spoken("naflex")
+    pictures = [images("naflex", 16, 32)[:1], images("naflex", 24, 24)[:1]]
+    alone = torch.cat([model(picture) for picture in pictures])
+    patches, coords, valid = (
+        torch.zeros(2, 10, 192),
+        torch.zeros(2, 10, 2, dtype=torch.long),
+        torch.zeros(2, 10) > 0,
+    )
+    for n, picture in enumerate(pictures):
+        flat, (height, width) = batch_patchify(picture, (8, 8))
+        count = height * width
+        patches[n, :count], valid[n, :count] = flat[0], True
+        coords[n, :count] = Grid(height, width).coords()
+    close(model(patches, patch_coord=coords, patch_valid=valid), alone)
+
+
+@torch.no_grad()
+def test_dropped_patches_keep_their_places():
+    for family in ("eva02", "rope-vit, mixed", "naflex"):
+        model = make(family, patch_drop_rate=0.5).train()
+        equipped = equip(copy.deepcopy(model), host_of(model).equal)
+        outs = []
+        for one in (model, equipped):
+            torch.manual_seed(3)
+            outs.append(one(images(family)))
+        close(outs[1], outs[0])
+        assert isinstance(equipped.place.grid, Points)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What attention computes, by hand.
+
+
+def biased(family: str, **options) -> tuple[nn.Module, torch.Tensor]:
+    """A model with one random table for all blocks, and its biases written out: [1, heads, tokens, tokens]."""
+    model = equip(make(family), "swin", share=True, **options)
+    randomise(model)
+    encoding = next(module for module in model.modules() if isinstance(module, PositionEncoding))
+    grid = model.home_grid
+    bias = torch.zeros(encoding.num_heads, grid.tokens, grid.tokens)
+    for i, (y, x) in enumerate(grid.coords().tolist(), grid.prefix):
+        for j, (v, u) in enumerate(grid.coords().tolist(), grid.prefix):
+            bias[:, i, j] = encoding.table[:, y - v + grid.height - 1, x - u + grid.width - 1].detach()
+    return model, bias[None]
+
+
+@pytest.mark.parametrize("family", ["eva02", "dinov3", "parallel", "differential", "differential, parallel"])
+@torch.no_grad()
+def test_biases_are_a_mask(family):
+    model, bias = biased(family)
+    close(model(images(family)), equip(make(family), "none")(images(family), attn_mask=bias))
+
+
+@torch.no_grad()
+def test_biases_speak_before_heads_talk():
+    model, bias = biased("cait")
+    attention, x = model.blocks[1].attn, torch.randn(2, 16, 32)
+    q, k, v = attention.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+    logits = q @ k.mT / 4 + bias
+    mix, remix = attention.proj_l, attention.proj_w
+    talked = torch.einsum("gh,bhij->bgij", mix.weight, logits) + mix.bias[:, None, None]
+    weights = torch.einsum("gh,bhij->bgij", remix.weight, talked.softmax(-1)) + remix.bias[:, None, None]
+    close(attention(x), attention.proj((weights @ v).transpose(1, 2).flatten(2)))
+
+
+@torch.no_grad()
+def test_biases_speak_to_contents_beside_gated_positions():
+    model, bias = biased("convit", keep_own=True)
+    attention, x = model.blocks[0].attn, torch.randn(2, 16, 32)
+    model.place.grid = Grid(4, 4)
+    q, k = attention.qk(x).unflatten(-1, (2, 4, 8)).permute(2, 0, 3, 1, 4)
+    v = attention.v(x).unflatten(-1, (4, 8)).transpose(1, 2)
+    contents = (q @ k.mT / 8**0.5 + bias).softmax(-1)
+    places = Grid(4, 4).coords().float()
+    dy, dx = (places[None, :] - places[:, None]).unbind(-1)
+    positions = attention.pos_proj(torch.stack([dx, dy, dx**2 + dy**2], -1)).permute(2, 0, 1).softmax(-1)
+    gate = attention.gating_param.sigmoid()[:, None, None]
+    expected = ((1 - gate) * contents + gate * positions) @ v
+    close(attention(x), attention.proj(expected.transpose(1, 2).flatten(2)))
+
+
+@torch.no_grad()
+def test_patches_of_tnt_attend_with_biases():
+    model, bias = biased("tnt")
+    attention, x = model.blocks[0].attn_out, torch.randn(2, 17, 32)
+    q, k = attention.qk(x).unflatten(-1, (2, 2, 16)).permute(2, 0, 3, 1, 4)
+    v = attention.v(x).unflatten(-1, (2, 16)).transpose(1, 2)
+    out = (q @ k.mT / 4 + bias).softmax(-1) @ v
+    close(attention(x), attention.proj(out.transpose(1, 2).flatten(2)))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "match"),
+    [
+        ("xcit", "irpe", "a XCABlock, which has none that takes it .its attention is between channels"),
+        ("coat", "rope_axial", "a SerialBlock, which has none that takes it .its attention is factorised"),
+        ("differential", "lepe", "speaks at values, but a DiffAttention takes rotations, biases"),
+    ],
+)
+def test_what_cannot_be_says_why(family, text, match):
+    with pytest.raises(InputError, match=match):
+        equip(make(family), text)

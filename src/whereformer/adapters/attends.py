@@ -74,9 +74,9 @@ class _Watch(TorchFunctionMode):
             if min(query.shape[-2], key.shape[-2]) > 1:
                 self._meet(query, key.shape[-2], None)
         elif name in PRODUCTS:
-            if len(tensors) == 2 and not any(isinstance(a, nn.Parameter) for a in tensors):
-                if min(out.shape[-2:]) > 1:
-                    self._meet(tensors[0], out.shape[-1], out)
+            given = len(tensors) == 2 and not any(isinstance(a, nn.Parameter) for a in tensors)
+            if given and min(out.shape[-2:]) > 1:
+                self._meet(tensors[0], out.shape[-1], out)
         elif (frame := self._made_in(tensors)) is not None:
             if name == "softmax":
                 self.found.add(type(self._inner().module))

@@ -18,7 +18,6 @@ from whereformer.encoding import PositionEncoding
 from whereformer.encodings import XCiT
 from whereformer.grid import Grid
 
-
 CHANNELS = "is between channels: patches never meet in pairs"
 FACTORISED = "is factorised, q (softmax(k)ᵀ v): patches never meet in pairs"
 
