@@ -208,8 +208,8 @@ class EquippedCascade(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
             q, k, v = qkv(part + last).split([self.key_dim, self.key_dim, self.val_dim], 1)
             q, k, v = (t.flatten(2).mT.unsqueeze(1) for t in (dws(q), k, v))
             mask = None if own is None or not own.ndim else own[head]
-            if isinstance(dws, EquippedHead):
-                out = attend(dws, q, k, v, mask)
+            if isinstance(dws.conv, EquippedHead):
+                out = attend(dws.conv, q, k, v, mask)
             else:
                 out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             last = out.squeeze(1).mT.unflatten(-1, x.shape[2:])
@@ -221,7 +221,7 @@ def cascade(m: Any) -> list[Attention]:
     home = Grid(m.resolution, m.resolution)
     starts = [from_levit(table[None], home.size) for table in m.attention_biases]
     return [
-        Attention(dws, m.key_dim, 1, home=home, takes=NARROW, start=start, behaviour=EquippedHead)
+        Attention(dws.conv, m.key_dim, 1, home=home, takes=NARROW, start=start, behaviour=EquippedHead)
         for dws, start in zip(m.dws, starts, strict=True)
     ]
 
