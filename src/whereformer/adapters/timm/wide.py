@@ -14,7 +14,7 @@ from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.timm.family import CHANNELS, Family
-from whereformer.adapters.timm.grids import device_of, pooled, resolution
+from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
 from whereformer.attention import said
 from whereformer.grid import Grid
@@ -67,9 +67,7 @@ class EquippedLevitDownsample(EquippedAttention):
 
 
 def shrinking(m: Any, grid: Grid) -> tuple[Grid, Grid]:
-    keys = Grid(*m.resolution)
-    size = tuple(-(-n // m.stride) for n in keys.size)
-    return pooled(keys, size, (m.stride, m.stride), device_of(m)), keys
+    return between(m, Grid(*m.resolution), (m.stride, m.stride), (1, 1))
 
 
 def key_dims(m: Any) -> tuple[int, int]:
@@ -166,8 +164,7 @@ def biased_logits(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def halving(m: Any, grid: Grid) -> tuple[Grid, Grid]:
-    keys = Grid(*m.resolution)
-    return pooled(keys, m.resolution2, (2, 2), device_of(m)), keys
+    return between(m, Grid(*m.resolution), (2, 2), (1, 1))
 
 
 def map_downsample(m: Any) -> Attention:
