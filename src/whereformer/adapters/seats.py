@@ -141,7 +141,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
             raise InputError(
                 f"equip: {spell(factory)} speaks in attention, but block {seat.number} is a"
                 f" {type(seat.block.module).__name__}, which has none that takes it"
-                + (f" (its attention {seat.block.deaf})" if seat.block.deaf else "")
+                + _why(seat.block)
                 + "; encodings of tokens can come"
             )
         for heard in seat.attentions:
@@ -150,6 +150,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 raise InputError(
                     f"equip: {spell(factory)} speaks at {', '.join(deaf)}, but a"
                     f" {type(attention.module).__name__} takes {', '.join(attention.takes) or 'nothing'}"
+                    + _why(seat.block)
                 )
             queries, keys = attention.grids(attention.module, attention.home or stage.grid)
             if queries != keys and not scout.crosses:
@@ -157,7 +158,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f"equip: {spell(factory)} says nothing of queries on {queries} and keys on {keys}: two grids,"
                     f" as in a {type(attention.module).__name__}"
                 )
-            home = keys if isinstance(queries, Points) else queries
+            home = _home(queries, keys)
             heard.encodings.append(build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat))
         if "tokens" in moments:
             both = seat.attentions[0].encodings[-1]
@@ -167,6 +168,16 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f" have {stage.dim} features and this {both.dim}"
                 )
             seat.tokens.append(both)
+
+
+def _why(block: Block) -> str:
+    return f": its attention {block.deaf}" if block.deaf else ""
+
+
+def _home(queries: Grid, keys: Grid) -> Grid:
+    """The finer of two grids; all of a grid of which both are a part."""
+    whole = next((grid for grid in (queries, keys) if not isinstance(grid, Points)), None)
+    return whole or Grid(*queries.size, prefix=queries.prefix)
 
 
 def _scout(factory: Factory, like: Tensor, stage: Stage, seats: list[Seat]) -> PositionEncoding:

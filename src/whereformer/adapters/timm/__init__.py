@@ -5,8 +5,11 @@ from whereformer.adapters.timm import (
     beit,
     cait,
     convit,
+    convnets,
     eva,
+    maps,
     naflex,
+    pooled,
     pyramids,
     sam,
     stages,
@@ -33,5 +36,8 @@ HOSTS: Hosts = {
     **pyramids.HOSTS,
     **windows.HOSTS,
     **wide.HOSTS,
+    **maps.HOSTS,
+    **convnets.HOSTS,
+    **pooled.HOSTS,
 }
 """Which function knows which class of models."""

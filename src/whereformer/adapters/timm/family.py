@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ CHANNELS, IMAGE, SIZED = Channels(), Image(), Sized()
 Kinds = Mapping[type[nn.Module], Any]
 
 
-class Tells(Equipped, *((nn.Module,) if Equipped is object else ())):
+class Tells(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
     """Gives a map [batch, dim, height, width], whose tokens go on without it."""
 
     place: Place
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out = super().forward(x, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        out = super().forward(x, *args, **kwargs)
         self.place.grid = Grid(*out.shape[2:])
         return out
 
@@ -42,10 +42,12 @@ class Family:
         blocks: the classes of blocks, and how they get their tokens: a layout, or a function of the block.
         attentions: the classes of attentions; from such a module to its description, or several of its parts.
         own: the classes of modules that say where tokens are; from such a module to what it says.
-        deaf: the classes of blocks that attend in a way that takes no encoding, and why (see `Block.deaf`).
+        deaf: from a block to why its attention takes no encoding (see `Block.deaf`), or "". If others attend it is
+            left out, unless that attention is described.
         tells: from a model to the modules that behave as `Tells`, for blocks that are not told the grid.
         swaps: the classes of other modules that must behave in another way, and how.
         size: from a model to the height and width of its images, in pixels; by default where timm keeps them.
+        behaviour: how the model itself behaves.
     """
 
     blocks: Mapping[type[nn.Module], Layout | Callable[[Any], Layout]]
@@ -53,10 +55,11 @@ class Family:
         default_factory=dict
     )
     own: Mapping[type[nn.Module], Callable[[Any], Iterable[Own]]] = field(default_factory=dict)
-    deaf: Mapping[type[nn.Module], str] = field(default_factory=dict)
+    deaf: Callable[[Any], str] = lambda block: ""
     tells: Callable[[Any], Iterable[nn.Module]] = lambda model: ()
     swaps: Mapping[type[nn.Module], type[Equipped]] = field(default_factory=dict)
     size: Callable[[Any], tuple[int, int]] | None = None
+    behaviour: type[Equipped] | None = None
 
     def __call__(self, model: nn.Module) -> Host:
         blocks: dict[nn.Module, Layout] = {}
@@ -65,10 +68,12 @@ class Family:
             if type(module) in self.blocks:
                 found = [a for m in module.modules() if type(m) in self.attentions
                          for a in _several(self.attentions[type(m)](m))]  # fmt: skip
-                if found or type(module) in self.deaf:
+                if found or self.deaf(module):
                     layout = self.blocks[type(module)]
                     blocks[module] = layout if isinstance(layout, Layout) else layout(module)
                     attentions[module] = found
+        if any(attentions.values()):
+            blocks = {module: layout for module, layout in blocks.items() if attentions[module]}
         heard = [attention for found in attentions.values() for attention in found]
         tells = list(self.tells(model))
         seen = look(model, blocks, heard, tells, (self.size or home_size)(model))
@@ -76,7 +81,7 @@ class Family:
         for module in (m for m in seen if m in blocks):
             grid, dim = seen[module]
             found = [replace(a, home=seen[a.module].grid) if a.module in seen else a for a in attentions[module]]
-            block = Block(module, found, deaf=self.deaf.get(type(module), ""))
+            block = Block(module, found, deaf=self.deaf(module))
             last = stages[-1] if stages else None
             if last is not None and (last.grid, last.dim, last.layout) == (grid, dim, blocks[module]):
                 stages[-1] = replace(last, blocks=[*last.blocks, block])
@@ -90,9 +95,10 @@ class Family:
                 Own(a.module, "fused_attn", True) for a in heard if getattr(a.module, "fused_attn", True) is False
             ],
             swaps=[
-                *((m, cast("type[Equipped]", Tells)) for m in tells),
+                *((m, Tells) for m in tells),
                 *((m, self.swaps[type(m)]) for m in model.modules() if type(m) in self.swaps),
             ],
+            behaviour=self.behaviour,
         )
 
 

@@ -1,10 +1,14 @@
 """Where queries and keys are, in attentions that are not on the whole of their map."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from whereformer.grid import Grid, Points
+
+Stride = tuple[int, int]
 
 
 def window(module: Any, grid: Grid) -> tuple[Grid, Grid]:
@@ -21,26 +25,35 @@ def resolution(module: Any, grid: Grid) -> tuple[Grid, Grid]:
     return one, one
 
 
-def pooled(fine: Grid, size: tuple[int, int], stride: tuple[int, int], device: torch.device) -> Grid:
-    """Tokens made of every so many rows and columns of a grid, as patches of it: those in their middles.
+def between(module: nn.Module, grid: Grid, queries: Stride, keys: Stride) -> tuple[Grid, Grid]:
+    """Queries and keys that stand for every so many rows and columns of a grid, the last ones cut short or not.
 
-    Args:
-        size: how many tokens there are along each axis.
-        stride: from one to the next. In the middle between two patches, the first of them is taken.
+    The coarser lie among the finer, each in the middle of those it stands for; between two middles, in the first.
     """
+    one, other = (_every(grid, stride) for stride in (queries, keys))
+    if queries == keys:
+        return one, one
+    if queries < keys:
+        return one, pooled(one, other.size, tuple(k // q for q, k in zip(queries, keys, strict=True)), module)
+    return pooled(other, one.size, tuple(q // k for q, k in zip(queries, keys, strict=True)), module), other
+
+
+def pooled(fine: Grid, size: Sequence[int], stride: Sequence[int], module: nn.Module) -> Grid:
+    """So many tokens, one for each `stride` rows and columns of a grid, as patches of it: the middle ones."""
+    device = next(module.parameters()).device
     return placed(
         fine, *(s * torch.arange(n, device=device) + (s - 1) // 2 for n, s in zip(size, stride, strict=True))
     )
 
 
-def placed(fine: Grid, rows: torch.Tensor, columns: torch.Tensor) -> Grid:
-    """The tokens at these rows and columns of a grid; the grid itself if these are all."""
-    if (len(rows), len(columns)) == fine.size:
-        return fine
+def placed(fine: Grid, rows: Tensor, columns: Tensor) -> Grid:
+    """The tokens at these rows and columns of a grid."""
     at = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
-    limit = torch.tensor(fine.size, device=at.device) - 1
-    return Points(fine.height, fine.width, fine.prefix, at=at.minimum(limit)[None])
+    last = torch.tensor(fine.size, device=at.device) - 1
+    return Points(fine.height, fine.width, fine.prefix, at=at.minimum(last)[None])
 
 
-def device_of(module: torch.nn.Module) -> torch.device:
-    return next(module.parameters()).device
+def _every(grid: Grid, stride: Stride) -> Grid:
+    return (
+        grid if stride == (1, 1) else Grid(-(-grid.height // stride[0]), -(-grid.width // stride[1]), grid.prefix)
+    )

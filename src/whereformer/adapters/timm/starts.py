@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whereformer.adapters.host import TOKENS, Layout, Start
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Decomposed, Learned, LeViT, LogCPB, MaxViT, Swin
+from whereformer.encodings import AbsWin, BoTNet, Decomposed, Learned, LeViT, LogCPB, MaxViT, Swin
 
 
 def from_learned(table: Tensor, layout: Layout = TOKENS) -> Start:
@@ -54,17 +54,28 @@ def from_log_cpb(first: nn.Linear, second: nn.Linear, pretrained: Sequence[int])
     return start
 
 
-def from_decomposed(rows: Tensor, columns: Tensor) -> Start:
-    """`decomposed` from tables [2 n − 1, head_dim]."""
+def from_decomposed(rows: Tensor, columns: Tensor, shift: int = 0) -> Start:
+    """`decomposed` from tables [2 n − 1, head_dim], whose row t + shift is our row t."""
+
+    return _from_lines(Decomposed, rows, columns, False, shift)
+
+
+def from_botnet(rows: Tensor, columns: Tensor, *, scaled: bool, shift: int = 0) -> Start:
+    """`botnet` from the same."""
+    return _from_lines(BoTNet, rows, columns, scaled, shift)
+
+
+def from_abs_win(table: Tensor, window: Tensor, *, antialias: bool) -> Start:
+    """`abs_win` from tables [1, dim, height, width] for the image and for a window."""
 
     @torch.no_grad()
     def start(encoding: PositionEncoding) -> bool:
-        if not isinstance(encoding, Decomposed) or encoding.scaled:
+        fits = isinstance(encoding, AbsWin) and encoding.antialias == antialias
+        theirs = [t[0].permute(1, 2, 0) for t in (table, window)]
+        if not fits or [encoding.table.shape, encoding.window.shape] != [t.shape for t in theirs]:
             return False
-        if (encoding.rows.shape, encoding.columns.shape) != (rows.shape, columns.shape):
-            return False
-        encoding.rows.copy_(rows)
-        encoding.columns.copy_(columns)
+        for ours, t in zip((encoding.table, encoding.window), theirs, strict=True):
+            ours.copy_(t)
         return True
 
     return start
@@ -81,6 +92,23 @@ def from_rel_pos(rel_pos: Any) -> Start | None:
         size = pretrained if pretrained[0] > 0 else rel_pos.window_size
         return from_log_cpb(rel_pos.mlp.fc1, rel_pos.mlp.fc2, size)
     return None
+
+
+def _from_lines(
+    kind: type[Decomposed] | type[BoTNet], rows: Tensor, columns: Tensor, scaled: bool, shift: int
+) -> Start:
+    @torch.no_grad()
+    def start(encoding: PositionEncoding) -> bool:
+        if not isinstance(encoding, kind) or encoding.scaled != scaled:
+            return False
+        if (encoding.rows.shape, encoding.columns.shape) != (rows.shape, columns.shape):
+            return False
+        for ours, theirs in ((encoding.rows, rows), (encoding.columns, columns)):
+            at = torch.arange(len(theirs), device=theirs.device) + shift
+            ours.copy_(theirs[at.clamp(0, len(theirs) - 1)])
+        return True
+
+    return start
 
 
 def _from_table(kind: type[PositionEncoding], table: Tensor) -> Start:

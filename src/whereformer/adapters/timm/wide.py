@@ -14,7 +14,7 @@ from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.timm.family import CHANNELS, Family
-from whereformer.adapters.timm.grids import device_of, pooled, resolution
+from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
 from whereformer.attention import said
 from whereformer.grid import Grid
@@ -67,9 +67,7 @@ class EquippedLevitDownsample(EquippedAttention):
 
 
 def shrinking(m: Any, grid: Grid) -> tuple[Grid, Grid]:
-    keys = Grid(*m.resolution)
-    size = tuple(-(-n // m.stride) for n in keys.size)
-    return pooled(keys, size, (m.stride, m.stride), device_of(m)), keys
+    return between(m, Grid(*m.resolution), (m.stride, m.stride), (1, 1))
 
 
 def key_dims(m: Any) -> tuple[int, int]:
@@ -166,8 +164,7 @@ def biased_logits(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def halving(m: Any, grid: Grid) -> tuple[Grid, Grid]:
-    keys = Grid(*m.resolution)
-    return pooled(keys, m.resolution2, (2, 2), device_of(m)), keys
+    return between(m, Grid(*m.resolution), (2, 2), (1, 1))
 
 
 def map_downsample(m: Any) -> Attention:
@@ -208,8 +205,8 @@ class EquippedCascade(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
             q, k, v = qkv(part + last).split([self.key_dim, self.key_dim, self.val_dim], 1)
             q, k, v = (t.flatten(2).mT.unsqueeze(1) for t in (dws(q), k, v))
             mask = None if own is None or not own.ndim else own[head]
-            if isinstance(dws, EquippedHead):
-                out = attend(dws, q, k, v, mask)
+            if isinstance(dws.conv, EquippedHead):
+                out = attend(dws.conv, q, k, v, mask)
             else:
                 out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             last = out.squeeze(1).mT.unflatten(-1, x.shape[2:])
@@ -221,7 +218,7 @@ def cascade(m: Any) -> list[Attention]:
     home = Grid(m.resolution, m.resolution)
     starts = [from_levit(table[None], home.size) for table in m.attention_biases]
     return [
-        Attention(dws, m.key_dim, 1, home=home, takes=NARROW, start=start, behaviour=EquippedHead)
+        Attention(dws.conv, m.key_dim, 1, home=home, takes=NARROW, start=start, behaviour=EquippedHead)
         for dws, start in zip(m.dws, starts, strict=True)
     ]
 
