@@ -102,15 +102,15 @@ def architectures(pattern: str = "") -> Iterator[Architecture]:
         yield look(name)
 
 
-def look(name: str) -> Architecture:
-    """One of timm's architectures."""
+def look(name: str, *, watch: bool = True) -> Architecture:
+    """One of timm's architectures; without watching it only what `equip` knows of it."""
     import timm
 
     try:
         with torch.device("meta"):
             model: Any = timm.create_model(name).eval()
         family = type(model).__module__.rpartition(".")[2]
-        attends = _attends_over_a_grid(model)
+        attends = watch and _attends_over_a_grid(model)
     except Exception as error:  # whatever timm, or a device without numbers, has against it
         said = " ".join(str(error).split())
         return Architecture(name, family="", why=f"cannot be looked at: {type(error).__name__}: {said}")
