@@ -172,7 +172,7 @@ def test_command(capsys):
     assert said["models"][0]["name"] == "coat_lite_tiny"
     main(["models", "*t_ti_224"])
     out = capsys.readouterr().out
-    assert "pit_ti_224  yes     yes   yes     yes    1 + 27 x 27    2 x 32" in out
+    assert "pit_ti_224  yes     yes   yes     yes     1 + 27 x 27    2 x 32" in out
     assert "says itself: range(0, 2): learned" in out
     assert "1 architectures, 1 attend over a grid, 1 of these equip in one call: 100.0 %." in out
     main(["models", "*resnet18"])
