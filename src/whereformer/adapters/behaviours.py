@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from whereformer.adapters.host import Grids, Layout, Place
+from whereformer.adapters.host import Channels, Grids, Image, Layout, Place
 from whereformer.adapters.swap import Equipped
 from whereformer.attention import attention, encode
 from whereformer.encoding import PositionEncoding
@@ -85,6 +85,8 @@ class EquippedAttention(Equipped, Module):
     encodings: nn.ModuleList
     place: Place
     grids: Grids
+    home: Grid
+    """From which grid `grids` starts at home."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
@@ -96,6 +98,22 @@ class EquippedAttention(Equipped, Module):
                 " its encodings did not speak"
             )
         return out
+
+
+class EquippedOnMap(EquippedAttention):
+    """An attention that gets a map [batch, dim, height, width], all of it or a window, and is on that grid."""
+
+    layout: ClassVar[Layout] = Channels()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.place.grid = self.layout.grid(self.place, x)
+        return super().forward(x, *args, **kwargs)
+
+
+class EquippedOnImage(EquippedOnMap):
+    """The same for [batch, height, width, dim]."""
+
+    layout = Image()
 
 
 class _Ours(TorchFunctionMode):
@@ -124,7 +142,18 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's scaled_dot_product_attention, with the encodings of a module."""
+    """As torch's scaled_dot_product_attention, with the encodings of a module.
+
+    Axes before the heads are all batch; one head of keys and values is that of all queries.
+    """
+    if query.ndim > 4:
+        *batch, _, _, _ = query.shape
+        q, k, v = (x.flatten(0, -4) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim > 3:
+            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).flatten(0, -4)
+        return attend(module, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa).unflatten(0, batch)
+    if key.shape[1] == 1 != query.shape[1]:
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:

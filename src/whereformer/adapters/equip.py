@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
 from whereformer.adapters.find import host_of, refuse_wrapped
-from whereformer.adapters.host import TOKENS, Host, Layout, Place
+from whereformer.adapters.host import TOKENS, Host, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
@@ -72,7 +72,7 @@ def equip(
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
-            _fill(seat, place, stage.layout)
+            _fill(seat, place, stage)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
@@ -110,7 +110,8 @@ def unequip(model: Model) -> Model:
     return model
 
 
-def _fill(seat: Seat, place: Place, layout: Layout) -> None:
+def _fill(seat: Seat, place: Place, stage: Stage) -> None:
+    layout = stage.layout
     for heard in seat.attentions:
         if heard.encodings:
             attention = heard.attention
@@ -120,10 +121,11 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
                 encodings=_modules(heard.encodings, attention.module),
                 place=place,
                 grids=attention.grids,
+                home=attention.home or stage.grid,
             )
     block = seat.block
     attentions = [heard.attention.module for heard in seat.attentions if heard.encodings]
-    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+    if block.module in attentions or not (stage.layout is TOKENS or seat.tokens or attentions):
         return  # an attention alone; or a block that is told the grid, and is silent
     swap_class(
         block.module,

@@ -113,6 +113,7 @@ class Attention:
         dim: features of a query, all heads together; the stage's if None.
         heads: how many; the stage's if None.
         grids: where queries and keys are, if not where the block's tokens are: windows, pooled keys.
+        home: from which grid `grids` starts at home, if not from the stage's: the block shrinks its map first.
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
@@ -122,6 +123,7 @@ class Attention:
     dim: int | None = None
     heads: int | None = None
     grids: Grids = on_the_whole
+    home: Grid | None = None
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
@@ -136,12 +138,14 @@ class Block:
         attentions: those of its parts in which encodings may speak.
         start: for encodings that go on from what the model has before this block.
         behaviour: how the module behaves with encodings, if not as `EquippedBlock`.
+        deaf: if it attends in a way that takes no encoding, why; the rest of a sentence, "its attention ...".
     """
 
     module: nn.Module
     attentions: Sequence[Attention | nn.Module] = ()
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    deaf: str = ""
 
 
 @dataclass(frozen=True)
