@@ -66,7 +66,7 @@ class EquippedBlock(Equipped, Module):
     grad_checkpointing: bool
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        compute = partial(self._compute, self.layout.grid(self.place, x, *args))
+        compute = partial(self._compute, self.layout.grid(self.place, x, *args, **kwargs))
         if self.grad_checkpointing:
             return checkpoint(compute, x, *args, use_reentrant=False, **kwargs)
         return compute(x, *args, **kwargs)
@@ -116,6 +116,10 @@ class EquippedOnImage(EquippedOnMap):
     layout = Image()
 
 
+class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
+    """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+
 class _Ours(TorchFunctionMode):
     """Inside, scaled_dot_product_attention is attention with the encodings of a module."""
 
@@ -144,8 +148,15 @@ def attend(
 ) -> Tensor:
     """As torch's scaled_dot_product_attention, with the encodings of a module.
 
-    Axes before the heads are all batch; one head of keys and values is that of all queries.
+    Axes before the heads are all batch, or batch and heads are one axis; one head of keys and values is that of
+    all queries; values may have several times as many features as keys: they are attended to in parts.
     """
+    if query.ndim == 3:
+        heads = next(iter(held(module))).num_heads
+        query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
+        return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
     if query.ndim > 4:
         *batch, _, _, _ = query.shape
         q, k, v = (x.flatten(0, -4) for x in (query, key, value))
@@ -162,7 +173,12 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    return attention(query, key, value, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+    parts = value.split(query.shape[-1], -1)
+    out = [
+        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        for part in parts
+    ]
+    return torch.cat(out, -1) if len(out) > 1 else out[0]
 
 
 def held(module: nn.Module) -> Iterable[PositionEncoding]:

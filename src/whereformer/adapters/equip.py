@@ -1,13 +1,19 @@
 """Give a model another encoding, and take it back."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedEntry,
+    EquippedModel,
+)
 from whereformer.adapters.find import host_of, refuse_wrapped
-from whereformer.adapters.host import TOKENS, Host, Place, Stage
+from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
 from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
@@ -67,12 +73,14 @@ def equip(
     place = Place(host.stages[0].grid)
     changes = [*host.switches, *(() if keep_own else host.own)]
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first else []
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage)
+    if host.first is not None:
+        _swap_block(host.first, first, place, host.stages[0].layout)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
@@ -100,7 +108,8 @@ def unequip(model: Model) -> Model:
             raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
     for module in modules:
-        swap_back(module)
+        while isinstance(module, Equipped):
+            swap_back(module)
     for module, name, value in reversed(before):
         put(module, name, value)
         if isinstance(value, nn.Module):
@@ -111,30 +120,39 @@ def unequip(model: Model) -> Model:
 
 
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:
-    layout = stage.layout
+    block, layout, itself = seat.block, stage.layout, None
     for heard in seat.attentions:
-        if heard.encodings:
-            attention = heard.attention
-            swap_class(
-                attention.module,
-                attention.behaviour or _behaviour(attention.module),
-                encodings=_modules(heard.encodings, attention.module),
-                place=place,
-                grids=attention.grids,
-                home=attention.home or stage.grid,
-            )
-    block = seat.block
-    attentions = [heard.attention.module for heard in seat.attentions if heard.encodings]
-    if block.module in attentions or not (stage.layout is TOKENS or seat.tokens or attentions):
+        attention, module = heard.attention, heard.attention.module
+        mine = {"place": place, "grids": attention.grids, "home": attention.home or stage.grid}
+        if module is block.module and not isinstance(module, nn.MultiheadAttention):
+            itself = mine, heard.encodings
+        elif heard.encodings:
+            behaviour = attention.behaviour or _behaviour(module)
+            swap_class(module, behaviour, encodings=_modules(heard.encodings, module), **mine)
+    speaking = [heard.attention.module for heard in seat.attentions if heard.encodings]
+    if isinstance(block.module, Equipped) or not (layout is TOKENS or seat.tokens or speaking):
         return  # an attention alone; or a block that is told the grid, and is silent
-    swap_class(
-        block.module,
-        block.behaviour or EquippedBlock,
-        encodings=_modules(seat.tokens, block.module),
-        place=place,
-        layout=layout,
-        grad_checkpointing=False,
-    )
+    if itself is None:
+        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
+    else:
+        mine, encodings = itself
+        both = list(dict.fromkeys([*seat.tokens, *encodings]))
+        _swap_block(
+            block.module, both, layout=layout, behaviour=block.behaviour or EquippedBlockThatAttends, **mine
+        )
+
+
+def _swap_block(
+    module: nn.Module,
+    tokens: Sequence[PositionEncoding],
+    place: Place,
+    layout: Layout,
+    behaviour: type[Equipped] = EquippedBlock,
+    **more: Any,
+) -> None:
+    held = _modules(tokens, module)
+    mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
+    swap_class(module, behaviour, **mine)
 
 
 def _behaviour(module: nn.Module) -> type[EquippedAttention]:

@@ -1,8 +1,8 @@
 """What `equip` has to know of a model, as data: where its blocks, attentions and tokens are."""
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ class Place(threading.local):
 class Layout:
     """Tokens [batch, tokens, dim], on the grid that the place has."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
-        """Where they are."""
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        """Where they are, from what the block is called with."""
         return place.grid
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -43,17 +43,38 @@ class Layout:
         return tokens
 
 
-class Sized(Layout):
-    """Tokens [batch, tokens, dim], and beside them (height, width)."""
+class Counted(Layout):
+    """Tokens [batch, tokens, dim], on the grid that the place has, behind prefix tokens: all that are left over."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
-        return Grid(*rest[0])
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
+
+
+@dataclass(frozen=True)
+class Fixed(Layout):
+    """Tokens [batch, tokens, dim], always on this grid."""
+
+    at: Grid
+
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        return self.at
+
+
+@dataclass(frozen=True)
+class Sized(Layout):
+    """Tokens [batch, tokens, dim], and beside them (height, width), second or as `size`; `prefix` tokens first."""
+
+    prefix: int = 0
+
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        height, width = rest[0] if rest else named["size"]
+        return Grid(height, width, self.prefix)
 
 
 class Image(Layout):
     """Patches [batch, height, width, dim]."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return Grid(x.shape[1], x.shape[2])
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -66,7 +87,7 @@ class Image(Layout):
 class Channels(Layout):
     """Patches [batch, dim, height, width]."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return Grid(x.shape[2], x.shape[3])
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -197,6 +218,8 @@ class Host:
         swaps: other modules that must behave in another way; each gets the attribute `place`.
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
+        first: the module that holds them, if it is neither: called with the tokens first, as a block is.
+        equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
     """
 
     stages: Sequence[Stage]
@@ -206,3 +229,5 @@ class Host:
     swaps: Sequence[tuple[nn.Module, type[Equipped]]] = ()
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
+    first: nn.Module | None = None
+    equal: str | Mapping[range, str] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from whereformer.adapters.host import Attention, Block, Host, Stage
 from whereformer.catalog import Factory, parse, spell
@@ -128,7 +128,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
-        if "tokens" in moments and any(heard.attention.module is seat.block.module for heard in seat.attentions):
+        if "tokens" in moments and isinstance(seat.block.module, nn.MultiheadAttention):
             raise InputError(
                 f"equip: {spell(factory)} speaks to tokens before a block, but a"
                 f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
@@ -163,8 +163,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
             both = seat.attentions[0].encodings[-1]
             if both.dim != stage.dim:
                 raise InputError(
-                    f"equip: {spell(factory)} speaks to tokens and in attention, but in block {seat.number} those have"
-                    f" {stage.dim} features and this {both.dim}"
+                    f"equip: {spell(factory)} speaks to tokens and in attention, but in block {seat.number} those"
+                    f" have {stage.dim} features and this {both.dim}"
                 )
             seat.tokens.append(both)
 
