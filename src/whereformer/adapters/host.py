@@ -44,7 +44,7 @@ class Layout:
 
 
 class Counted(Layout):
-    """Tokens [batch, tokens, dim], on the grid that the place has, behind prefix tokens: all that are left over."""
+    """Tokens [batch, tokens, dim], on the place's grid, behind as many prefix tokens as are left over."""
 
     def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
