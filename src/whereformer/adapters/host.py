@@ -114,7 +114,11 @@ TOKENS = Layout()
 # The parts of a model.
 
 Grids = Callable[[nn.Module, Grid], tuple[Grid, Grid]]
-"""From an attention and the grid of its block to the grids of its queries and of its keys."""
+"""From an attention and the grid of its block to the grids of its queries and of its keys.
+
+If one is coarser, its tokens are `Points` of the finer grid, as offsets between two grids count patches in one
+unit. The finer grid is the home of encodings.
+"""
 
 Start = Callable[[PositionEncoding], bool]
 """Lets a new encoding go on from what the model has itself, if that is of its kind; whether it was."""
