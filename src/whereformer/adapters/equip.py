@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEntry, EquippedModel
 from whereformer.adapters.find import host_of
 from whereformer.adapters.host import TOKENS, Host, Layout, Place
-from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
+from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
 from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -56,24 +56,27 @@ def equip(
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
+    first = stages[0][0].tokens if host.holds_first or host.first else []
+    if host.check_first is not None:
+        host.check_first(first)
     names = {id(module): name for name, module in model.named_modules()}
     own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
 
     place = Place(host.stages[0].grid)
-    changes = [*host.switches, *(() if keep_own else host.own)]
+    heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
+    changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
+    changes += () if keep_own else host.own
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage.layout)
-    if host.entry is not None:
-        module, grid_of = host.entry
-        swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
+    _fill_entry(host, place, first)
     for module, behaviour in host.swaps:
         swap_class(module, behaviour, place=place)
-    mine = {"place": place, "encoding": text, "own": own, "before": before}
+    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
     if host.holds_first:
         mine["encodings"] = _modules(first, model)
     swap_class(model, host.behaviour or EquippedModel, **mine)
@@ -89,6 +92,10 @@ def unequip(model: Model) -> Model:
     if not isinstance(model, EquippedModel):
         raise InputError(f"unequip: {type(model).__name__} is not equipped")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
+    if not like.is_meta and any(isinstance(value, Tensor) and value.is_meta for _, _, value in before):
+        raise InputError(
+            "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
+        )
     for module in list(model.modules()):
         if isinstance(module, Equipped):
             swap_back(module)
@@ -123,6 +130,16 @@ def _fill(seat: Seat, place: Place, layout: Layout) -> None:
         layout=layout,
         grad_checkpointing=False,
     )
+
+
+def _fill_entry(host: Host, place: Place, first: Sequence[PositionEncoding]) -> None:
+    holder, behaviour = host.first or (None, EquippedEntry)
+    entry, grid_of = host.entry or (None, None)
+    if holder is not None:
+        more = {"grid_of": grid_of} if holder is entry else {}
+        swap_class(holder, behaviour, place=place, encodings=_modules(first, holder), **more)
+    if entry is not None and entry is not holder:
+        swap_class(entry, EquippedEntry, place=place, grid_of=grid_of)
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:

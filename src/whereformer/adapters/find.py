@@ -12,6 +12,7 @@ from whereformer.errors import InputError
 
 LIBRARIES = {
     "timm": "whereformer.adapters.timm",
+    "transformers": "whereformer.adapters.transformers",
 }
 """Which of our packages knows the models of which library; each has `HOSTS`, class -> function."""
 

@@ -106,6 +106,7 @@ class Attention:
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
+        switches: attributes that must have other values where encodings speak.
     """
 
     module: nn.Module
@@ -115,6 +116,7 @@ class Attention:
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    switches: "Sequence[Own]" = ()
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,9 @@ class Host:
         swaps: other modules that must behave in another way; each gets the attribute `place`.
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
+        first: another module that holds them, and how it behaves; it gets `encodings`, few or none, and `place`, and
+            `grid_of` if it is the entry.
+        check_first: raises if they cannot come first.
     """
 
     stages: Sequence[Stage]
@@ -192,3 +197,5 @@ class Host:
     swaps: Sequence[tuple[nn.Module, type[Equipped]]] = ()
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
+    first: tuple[nn.Module, type[Equipped]] | None = None
+    check_first: Callable[[Sequence[PositionEncoding]], None] | None = None

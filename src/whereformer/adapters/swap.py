@@ -9,6 +9,11 @@ from torch import Tensor, nn
 class Equipped:
     """Base of behaviours that `swap_class` mixes in; instances copy and pickle like those of ordinary classes."""
 
+    @staticmethod
+    def named(original: type[nn.Module]) -> str:
+        """What the class of a module of class `original` is called that behaves so."""
+        return f"Equipped{original.__name__}"
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         behaviour, original = type(self).__bases__
         return _blank, (behaviour, original), self.__dict__
@@ -40,8 +45,14 @@ def put(module: nn.Module, name: str, value: Any) -> Any:
         (module._buffers, Tensor),
         (module._modules, nn.Module),
     ):
-        if name in register and (value is None or isinstance(value, kind)):  # keeps its place in the order
-            before, register[name] = register[name], value  # pyright: ignore[reportArgumentType]
+        if name in register:  # keeps its place in the order
+            before = module.__dict__.pop(name, register[name])
+            if value is MISSING:
+                del register[name]
+            elif value is None or isinstance(value, kind):
+                register[name] = value  # pyright: ignore[reportArgumentType]
+            else:
+                register[name], module.__dict__[name] = None, value
             return before
     before = getattr(module, name) if _has(module, name) else MISSING
     if before is not MISSING:
@@ -59,7 +70,7 @@ def _has(module: nn.Module, name: str) -> bool:
 
 @functools.cache
 def _mixed(behaviour: type[Equipped], original: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Equipped{original.__name__}", (behaviour, original), {"__module__": original.__module__})
+    return type(behaviour.named(original), (behaviour, original), {"__module__": original.__module__})
 
 
 def _blank(behaviour: type[Equipped], original: type[nn.Module]) -> nn.Module:
