@@ -36,7 +36,7 @@ class PositionEncoding(nn.Module):
     by_offset: bool = True
     """Whether what it says to attention depends on offsets alone: not on where a query and a key lie together."""
     by_size: bool = True
-    """Whether what it says may depend on the size of the grid: then a padded batch is taken apart into its images."""
+    """Whether what it says to attention may depend on the size of the grid: then padding changes it."""
     keeps_norms: bool = True
     """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
 

@@ -1,7 +1,7 @@
 """Give a model another encoding, and take it back."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -92,7 +92,7 @@ def unequip(model: Model) -> Model:
     if not isinstance(model, EquippedModel):
         raise InputError(f"unequip: {type(model).__name__} is not equipped")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
-    if not like.is_meta and any(isinstance(value, Tensor) and value.is_meta for _, _, value in before):
+    if not like.is_meta and any(tensor.is_meta for _, _, value in before for tensor in _tensors(value)):
         raise InputError(
             "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
         )
@@ -106,6 +106,12 @@ def unequip(model: Model) -> Model:
         elif isinstance(value, Tensor):
             value.data = value.data.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     return model
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _fill(seat: Seat, place: Place, layout: Layout) -> None:

@@ -185,8 +185,8 @@ class Host:
         swaps: other modules that must behave in another way; each gets the attribute `place`.
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
-        first: another module that holds them, and how it behaves; it gets `encodings`, few or none, and `place`, and
-            `grid_of` if it is the entry.
+        first: another module that holds them, and how it behaves; it gets `encodings`, which may be none, and
+            `place`, and `grid_of` if it is the entry.
         check_first: raises if they cannot come first.
     """
 

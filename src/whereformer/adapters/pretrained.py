@@ -4,9 +4,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +21,7 @@ KEY = "whereformer"
 """The entry of config.json that says with what a model is equipped."""
 
 LOAD_WITH = "whereformer.adapters.from_pretrained"
-"""The name of an empty tensor that goes into the file: transformers' own way of loading reports it as unexpected."""
+"""The name of an empty tensor in the file, which transformers reports as unexpected where it loads by itself."""
 
 
 class EquippedPreTrained(EquippedModel, *((PreTrainedModel,) if TYPE_CHECKING else ())):
@@ -36,11 +34,11 @@ class EquippedPreTrained(EquippedModel, *((PreTrainedModel,) if TYPE_CHECKING el
 
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
         weights = self.state_dict() if state_dict is None else state_dict
-        weights = {**weights, LOAD_WITH: torch.zeros(0)}
+        weights = {name: value for name, value in weights.items() if name not in _aliases(self)}
+        weights[LOAD_WITH] = torch.zeros(0)
         setattr(self.config, KEY, self.recipe)  # for the time being: other models may share the config
         try:
-            with _shared_known(self):
-                super().save_pretrained(save_directory, *args, state_dict=weights, **kwargs)
+            super().save_pretrained(save_directory, *args, state_dict=weights, **kwargs)
         finally:
             delattr(self.config, KEY)
 
@@ -77,7 +75,9 @@ def from_pretrained(kind: Any, source: str | os.PathLike[str], *args: Any, **kwa
 
 
 def _of_config(kind: Any, source: str | os.PathLike[str], options: dict[str, Any]) -> "type[PreTrainedModel]":
-    """The class itself; of an Auto class, the one that it would choose."""
+    """The class itself; of an Auto class, the one that it would choose; of an equipped one, what it was before."""
+    if issubclass(kind, EquippedPreTrained):
+        return cast("type[PreTrainedModel]", kind.__bases__[1])
     if not hasattr(kind, "_model_mapping"):
         return kind
     from transformers import AutoConfig
@@ -98,7 +98,7 @@ def _of_config(kind: Any, source: str | os.PathLike[str], options: dict[str, Any
 
 @functools.cache
 def _equipping(kind: "type[PreTrainedModel]") -> "type[PreTrainedModel]":
-    """Like `kind`, but its instances become equipped ones of `kind` as soon as they are built, before weights come."""
+    """Its instances become equipped ones of `kind` as soon as they are built, before weights come."""
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, config, *args, **kwargs)
@@ -120,17 +120,6 @@ def _equipping(kind: "type[PreTrainedModel]") -> "type[PreTrainedModel]":
         self._keys_to_ignore_on_load_unexpected.add(re.escape(LOAD_WITH))
 
     return type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__})
-
-
-@contextmanager
-def _shared_known(model: Any) -> Iterator[None]:
-    """Inside, transformers knows which tables are one and the same."""
-    before = dict(model.all_tied_weights_keys)
-    model.all_tied_weights_keys.update(_aliases(model))
-    try:
-        yield
-    finally:
-        model.all_tied_weights_keys = before
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

@@ -8,15 +8,8 @@ from transformers import BeitModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Block, Host, Own, Start
-from whereformer.adapters.transformers.dispatch import (
-    EquippedLayer,
-    dispatched,
-    home,
-    learned_from,
-    pair,
-    plain,
-)
-from whereformer.encoding import PositionEncoding
+from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.towers import home, learned_from, pair, plain, taking
 from whereformer.encodings import BEiT
 
 
@@ -31,7 +24,7 @@ def beit(model: BeitModel) -> Host:
     return with_class_token(model, model.layers, found, own)
 
 
-def with_class_token(model: Any, layers: Sequence[Any], found: Sequence[Attention], own: Sequence[Own]) -> Host:
+def with_class_token(model: Any, layers: Any, found: Sequence[Attention], own: Sequence[Own]) -> Host:
     """The host of a model that may add a learned table to tokens, beside what its attentions say."""
     config, rows = model.config, model.embeddings.position_embeddings
     start = learned_from(None if rows is None else rows[0])
@@ -53,15 +46,7 @@ def bias_from(own: Any) -> Start | None:
     if own is None:
         return None
     rows: Tensor = own.relative_position_bias_table
-
-    def start(encoding: PositionEncoding) -> bool:
-        if not isinstance(encoding, BEiT) or encoding.prefix is None:
-            return False
-        encoding.table.data.copy_(rows[:-3].mT.reshape(encoding.table.shape))
-        encoding.prefix.data.copy_(rows[-3:].mT)
-        return True
-
-    return start
+    return taking(BEiT, table=rows[:-3].mT, prefix=rows[-3:].mT)
 
 
 TOWERS: Hosts = {BeitModel: beit}

@@ -6,15 +6,8 @@ from transformers import CLIPVisionModel, SiglipVisionModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own
-from whereformer.adapters.transformers.dispatch import (
-    EquippedLayer,
-    dispatched,
-    home,
-    learned_from,
-    nothing,
-    pair,
-    plain,
-)
+from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.towers import home, learned_from, nothing, pair, plain
 
 
 def clip(model: CLIPVisionModel) -> Host:

@@ -11,9 +11,10 @@ from transformers import ConditionalDetrModel, DetrModel
 
 from whereformer.adapters.behaviours import held
 from whereformer.adapters.find import Hosts
-from whereformer.adapters.host import Block, Host, Own, Place, Stage, Start
+from whereformer.adapters.host import Block, Host, Own, Place, Stage
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.towers import taking
 from whereformer.attention import encode
 from whereformer.catalog import FAMILIES
 from whereformer.encoding import PositionEncoding
@@ -32,10 +33,15 @@ def detr(model: DetrModel | ConditionalDetrModel) -> Host:
     Object queries lie on no grid, so that no encoding comes to the decoder; what is added to the keys of its
     cross-attention is what is added in the encoder.
     """
-    config, positions = model.config, model.position_embedding
+    config, positions = model.config, cast(Any, model.position_embedding)
     dim, heads = config.d_model, config.encoder_attention_heads
     stride = 16 if getattr(config, "dilation", False) else 32
-    start = _rows_from(positions) if hasattr(positions, "row_embeddings") else None
+    start, own = None, [Own(positions, "build_sine_position_embedding", no_sines)]
+    if hasattr(positions, "row_embeddings"):
+        rows, columns = positions.row_embeddings.weight, positions.column_embeddings.weight
+        start = taking(DETRLearned, rows=rows, columns=columns)
+        silent = partial(no_rows, features=dim // 2)
+        own = [Own(positions, name, silent) for name in ("row_embeddings", "column_embeddings")]
     blocks = [
         Block(
             layer,
@@ -45,10 +51,6 @@ def detr(model: DetrModel | ConditionalDetrModel) -> Host:
         )
         for number, layer in enumerate(cast(Iterable[Any], model.encoder.layers))
     ]
-    own = [Own(positions, "build_sine_position_embedding", no_sines)]
-    if hasattr(positions, "row_embeddings"):
-        silent = partial(no_rows, features=dim // 2)
-        own = [Own(positions, name, silent) for name in ("row_embeddings", "column_embeddings")]
     grid = Grid(*(-(-side // stride) for side in HOME))
     return Host(
         [Stage(dim, heads, grid, blocks)], own, first=(positions, EquippedPositions), check_first=_additive
@@ -65,18 +67,28 @@ class Corners(Grid):
 
     mask: Tensor = field(kw_only=True)
 
-    def images(self) -> Padded:
-        """The grid of each image: found by reading the mask."""
-        rows, columns = self.mask[:, :, 0].sum(1), self.mask[:, 0].sum(1)
-        grids = tuple(Grid(h, w) for h, w in zip(rows.tolist(), columns.tolist(), strict=True))
-        return Padded(grids, Grid(self.height, self.width))
+    def images(self) -> Grid | Padded:
+        """The grid of each image, or of all if they fill it: found by reading the mask."""
+        sizes = torch.stack([self.mask[:, :, 0].sum(1), self.mask[:, 0].sum(1)], 1)
+        y, x = (torch.arange(n, device=self.mask.device) for n in self.size)
+        corners = (y[:, None] < sizes[:, :1, None]) & (x < sizes[:, 1:, None])
+        if not torch.equal(self.mask, corners):
+            raise InputError("pixel_mask: an image that is not in the top left corner, expected padding behind it")
+        if corners.all():
+            return self.whole
+        return Padded(tuple(Grid(h, w) for h, w in sizes.tolist()), self.whole)
+
+    @property
+    def whole(self) -> Grid:
+        """The grid with its padding."""
+        return Grid(self.height, self.width)
 
 
 def on_images(attention: nn.Module, grid: Grid) -> tuple[Grid, Grid]:
-    """The padded grid, where the mask does the rest; for encodings that go by the size of an image, each image's."""
+    """The padded grid, and the mask does the rest; each image's for encodings that go by the size of an image."""
     if isinstance(grid, Corners):
         by_size = any(encoding.by_size for encoding in held(attention))
-        grid = cast(Grid, grid.images()) if by_size else Grid(grid.height, grid.width)
+        grid = cast(Grid, grid.images()) if by_size else grid.whole
     return grid, grid
 
 
@@ -108,18 +120,6 @@ def no_sines(shape: torch.Size, device: torch.device, dtype: torch.dtype, featur
 def no_rows(number: Tensor, features: int) -> Tensor:
     """In the place of a table: zeros, [as many as numbers, features]."""
     return torch.zeros(*number.shape, features, device=number.device)
-
-
-def _rows_from(positions: Any) -> Start:
-    def start(encoding: PositionEncoding) -> bool:
-        rows, columns = positions.row_embeddings.weight, positions.column_embeddings.weight
-        fits = isinstance(encoding, DETRLearned) and encoding.rows.shape == rows.shape
-        if fits:
-            encoding.rows.data.copy_(rows)
-            encoding.columns.data.copy_(columns)
-        return fits
-
-    return start
 
 
 def _additive(first: Sequence[PositionEncoding]) -> None:

@@ -5,7 +5,8 @@ from transformers import DINOv3ViTBackbone, DINOv3ViTModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own
-from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched, home, pair, plain
+from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.towers import home, pair, plain
 
 
 def dinov3(model: DINOv3ViTModel | DINOv3ViTBackbone) -> Host:

@@ -1,19 +1,17 @@
 """How transformers' attentions, which call a function by its name, come to call ours; and how its layers do."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, EquippedEmbeddings, attend, held
-from whereformer.adapters.host import Attention, Block, Host, Own, Place, Stage, Start
+from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, attend, held
+from whereformer.adapters.host import Attention, Own, Place
 from whereformer.attention import attention_weights
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Learned
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
@@ -43,8 +41,12 @@ def attend_where(
         return out.transpose(1, 2).contiguous(), None
     out = attend(module, query, key, value, mask, dropout, scale=scaling)
     weights = None
-    if others.get("output_attentions", module.config.output_attentions):
+    if others.get("output_attentions", cast(Any, module.config)._shared.output_attentions):
         queries, keys = module.grids(module, module.place.grid)
+        if not isinstance(queries, Grid):
+            raise InputError(
+                "output_attentions: not for a batch with padding, where each image attends on its own"
+            )
         scale = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5
         weights = attention_weights(query * scale, key, queries, held(module), keys=keys, mask=mask)
     return out.transpose(1, 2).contiguous(), weights
@@ -98,65 +100,10 @@ def dispatching(module: Any) -> Own:
     """The switch that makes an attention call `attend_where`: a config of its own, since others share its."""
     config = copy.copy(module.config)
     config._attn_implementation_internal = NAME
+    config.__dict__["_shared"] = module.config
     return Own(module, "config", config, counts=False)
 
 
 def dispatched(module: Any, dim: int, heads: int, **more: Any) -> Attention:
     """An attention that calls a function by its name."""
     return Attention(module, dim, heads, behaviour=EquippedDispatch, switches=[dispatching(module)], **more)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What plain towers share: patches in a row behind prefix tokens, one grid.
-
-
-def plain(
-    embeddings: Any,
-    blocks: Sequence[Block],
-    stage: tuple[int, int, Grid],
-    patch: tuple[int, int],
-    own: Sequence[Own],
-) -> Host:
-    """The host of a tower whose `embeddings` make tokens of images, and hold the first encodings of tokens."""
-    return Host(
-        [Stage(*stage, blocks)],
-        own,
-        entry=(embeddings, partial(_grid_of, patch=patch)),
-        first=(embeddings, EquippedEmbeddings),
-    )
-
-
-def _grid_of(images: Tensor, out: Any, *, patch: tuple[int, int]) -> Grid:
-    tokens = out[0] if isinstance(out, tuple) else out
-    height, width = (n // p for n, p in zip(images.shape[-2:], patch, strict=True))
-    return Grid(height, width, prefix=tokens.shape[1] - height * width)
-
-
-def pair(size: Any) -> tuple[int, int]:
-    """(height, width), from these or from one number for both."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
-
-
-def home(config: Any, prefix: int) -> Grid:
-    """The grid of the size of images that a config names."""
-    sides = zip(pair(config.image_size), pair(config.patch_size), strict=True)
-    height, width = (n // p for n, p in sides)
-    return Grid(height, width, prefix)
-
-
-def learned_from(rows: Tensor | None) -> Start:
-    """Lets a learned table go on from rows [prefix rows + patches, dim]."""
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Learned) and rows is not None
-        if fits:
-            encoding.start_from(rows)
-        return fits
-
-    return start
-
-
-def nothing(*args: Any, **kwargs: Any) -> float:
-    """In the place of what computed positions to add."""
-    return 0.0

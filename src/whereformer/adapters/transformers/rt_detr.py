@@ -6,7 +6,8 @@ from transformers import RTDetrModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Channels, Host, Own, Stage
-from whereformer.adapters.transformers.dispatch import dispatched, pair
+from whereformer.adapters.transformers.dispatch import dispatched
+from whereformer.adapters.transformers.towers import pair
 from whereformer.grid import Grid
 
 HOME = 640
@@ -14,7 +15,7 @@ HOME = 640
 
 
 def rt_detr(model: RTDetrModel) -> Host:
-    """Each layer of attention within a scale is a block; encodings of tokens come before it, on its feature map."""
+    """What attends within a feature map is a block; encodings of tokens come before it."""
     config, encoder = model.config, model.encoder
     dim, heads = config.encoder_hidden_dim, config.encoder_attention_heads
     height, width = pair(config.anchor_image_size or config.eval_size or HOME)

@@ -1,7 +1,8 @@
 """The vision encoder of SAM."""
 
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionEncoder
@@ -9,9 +10,9 @@ from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionEn
 from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Block, Host, Image, Own, Stage, Start
-from whereformer.adapters.transformers.dispatch import EquippedLayer, home, learned_from
+from whereformer.adapters.transformers.dispatch import EquippedLayer
+from whereformer.adapters.transformers.towers import home, learned_from, taking
 from whereformer.attention import attention_weights
-from whereformer.encoding import PositionEncoding
 from whereformer.encodings import Decomposed
 from whereformer.grid import Grid
 
@@ -21,8 +22,8 @@ def sam(model: SamVisionEncoder) -> Host:
     rows = model.pos_embed
     own = [] if rows is None else [Own(model, "pos_embed")]
     blocks = []
-    for number, layer in enumerate(model.layers):
-        attention: Any = layer.attn
+    for number, layer in enumerate(cast(Iterable[Any], model.layers)):
+        attention = layer.attn
         grids = partial(windows, size=layer.window_size)
         found = Attention(attention, grids=grids, start=_start(attention), behaviour=EquippedSamAttention)
         start = None if number or rows is None else learned_from(rows.flatten(0, 2))
@@ -42,17 +43,7 @@ def windows(attention: nn.Module, grid: Grid, *, size: int) -> tuple[Grid, Grid]
 def _start(attention: Any) -> Start | None:
     if not attention.use_rel_pos:
         return None
-    rows: Tensor = attention.rel_pos_h
-    columns: Tensor = attention.rel_pos_w
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Decomposed) and encoding.rows.shape == rows.shape
-        if fits:
-            encoding.rows.data.copy_(rows)
-            encoding.columns.data.copy_(columns)
-        return fits
-
-    return start
+    return taking(Decomposed, rows=attention.rel_pos_h, columns=attention.rel_pos_w)
 
 
 class EquippedSamAttention(EquippedAttention, *((SamVisionAttention,) if TYPE_CHECKING else ())):

@@ -3,19 +3,13 @@
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import SwinBackbone, SwinModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Sized, Stage, Start
-from whereformer.adapters.transformers.dispatch import (
-    EquippedLayer,
-    dispatched,
-    dispatching,
-    learned_from,
-    nothing,
-)
-from whereformer.encoding import PositionEncoding
+from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched, dispatching
+from whereformer.adapters.transformers.towers import learned_from, nothing, taking
 from whereformer.encodings import Swin
 from whereformer.grid import Grid
 
@@ -61,15 +55,7 @@ def windows(attention: nn.Module, grid: Grid, *, size: int, always: bool) -> tup
 
 
 def _start(attention: Any) -> Start:
-    rows: Tensor = attention.relative_position_bias.relative_position_bias_table
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Swin) and encoding.table.numel() == rows.numel()
-        if fits:
-            encoding.table.data.copy_(rows.mT.reshape(encoding.table.shape))
-        return fits
-
-    return start
+    return taking(Swin, table=attention.relative_position_bias.relative_position_bias_table.mT)
 
 
 TOWERS: Hosts = {SwinModel: swin, SwinBackbone: swin_backbone}

@@ -1,6 +1,5 @@
 """ViT, DeiT, DINOv2 and DINOv2 with registers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,15 +15,8 @@ from transformers import (
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own
-from whereformer.adapters.transformers.dispatch import (
-    EquippedLayer,
-    dispatched,
-    home,
-    learned_from,
-    nothing,
-    pair,
-    plain,
-)
+from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.towers import home, learned_from, nothing, pair, plain
 
 
 def vit(model: ViTModel) -> Host:
@@ -46,7 +38,7 @@ def dinov2_with_registers(model: Dinov2WithRegistersModel | Dinov2WithRegistersB
     return _host(model, model.encoder.layer, 1 + registers, torch.cat([rows[:, :1], zeros, rows[:, 1:]], 1))
 
 
-def _host(model: Any, layers: Sequence[Any], prefix: int, rows: Tensor) -> Host:
+def _host(model: Any, layers: Any, prefix: int, rows: Tensor) -> Host:
     config, embeddings = model.config, model.embeddings
     blocks = []
     for number, layer in enumerate(layers):
