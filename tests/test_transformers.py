@@ -17,6 +17,7 @@ from transformers.utils import logging as hf_logging
 
 from whereformer import Grid, InputError, describe, equip, unequip
 from whereformer.adapters import from_pretrained
+from whereformer.adapters.find import host_of
 from whereformer.attention import attention, attention_weights
 from whereformer.encodings import IRPE, RoPEAxial, RoPEMixed
 
@@ -72,19 +73,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "conditional detr": lambda: hf.ConditionalDetrModel(detr_config(hf.ConditionalDetrConfig)),
     "rt-detr": rt_detr,
 }
-OWN: dict[str, Any] = {
-    "dinov3": "dinov3",
-    "beit": "learned + beit",
-    "beit shared": "beit",
-    "data2vec": "learned + beit",
-    "swin": {range(2): "learned + swin", 2: "swin"},  # in a pyramid, every stage has a table
-    "swin backbone": "swin",
-    "sam": "learned + decomposed",
-    "detr": "detr_sine",
-    "detr learned": "detr_learned",
-    "conditional detr": "detr_sine",
-}
-"""What the model itself has, in our words, if it is not "learned"."""
 MOST_ACCURATE = {"atol": 1e-5, "rtol": 1e-5}  # sums of < 100 float32 products of size 1, through two layers
 
 
@@ -150,7 +138,7 @@ def silenced(model: Any) -> None:
 def test_every_family(name):
     model, x = build(name), images(name)
     expected, keys = run(model, x), list(model.state_dict())
-    kinds, own = [type(m) for m in model.modules()], OWN.get(name, "learned")
+    kinds, equal = [type(m) for m in model.modules()], host_of(model).equal
     before = {key: value.clone() for key, value in model.state_dict().items()}
     implementation = model.config._attn_implementation
 
@@ -178,8 +166,9 @@ def test_every_family(name):
     assert [type(m) for m in model.modules()] == kinds
     assert model.config._attn_implementation == implementation
 
-    if name != "rt-detr":  # whose own goes to queries and keys alone
-        equip(model, own)
+    assert (equal is None) == (name == "rt-detr")  # whose own goes to queries and keys alone
+    if equal is not None:
+        equip(model, equal)
         torch.testing.assert_close(run(model, x), expected, **MOST_ACCURATE)
         unequip(model)
     equip(model, "none")
@@ -357,22 +346,12 @@ def test_a_whole_attention_behind_a_prefix_by_hand():
     torch.testing.assert_close(given, out, **MOST_ACCURATE)
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "options"),
-    [
-        ("vit", "learned(antialias=False)", {"interpolate_pos_encoding": True}),
-        ("clip", "learned(antialias=False)", {"interpolate_pos_encoding": True}),
-        ("siglip", "learned(antialias=False)", {"interpolate_pos_encoding": True}),
-        ("dinov2", "learned(antialias=False)", {}),
-        ("dinov2 registers", "learned", {}),
-        ("dinov3", "dinov3", {}),
-        ("beit", "learned(antialias=False) + beit(stretch='bilinear')", {}),
-    ],
-)
-def test_other_sizes_as_the_models_themselves(name, own, options):
+@pytest.mark.parametrize("name", ["vit", "deit", "dinov2", "dinov2 registers", "dinov3", "clip", "siglip", "beit"])
+def test_other_sizes_as_the_models_themselves(name):
     model, x = build(name), torch.randn(1, 3, 40, 16)
+    options = {"interpolate_pos_encoding": True} if name in ("vit", "deit", "clip", "siglip") else {}
     expected = run(model, x, **options)
-    equip(model, own)
+    equip(model, host_of(model).equal)
     torch.testing.assert_close(run(model, x, **options), expected, **MOST_ACCURATE)
     assert describe(model).grid.size == (3, 3)
 

@@ -59,7 +59,8 @@ def from_pretrained(kind: Any, source: str | os.PathLike[str], *args: Any, **kwa
     """
     kind = _of_config(kind, source, kwargs)
     wants_info = kwargs.pop("output_loading_info", False)
-    model, info = _equipping(kind).from_pretrained(source, *args, output_loading_info=True, **kwargs)
+    loading: Any = _equipping(kind).from_pretrained
+    model, info = loading(source, *args, output_loading_info=True, **kwargs)
     own = {id(module) for module, _, _ in model.before}
     names = [name for name, module in model.named_modules() if id(module) in own]
     changed = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]

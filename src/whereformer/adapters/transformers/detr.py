@@ -12,9 +12,9 @@ from transformers import ConditionalDetrModel, DetrModel
 from whereformer.adapters.behaviours import held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Place, Stage
+from whereformer.adapters.starts import from_tables
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
-from whereformer.adapters.transformers.towers import taking
 from whereformer.attention import encode
 from whereformer.catalog import FAMILIES
 from whereformer.encoding import PositionEncoding
@@ -39,7 +39,7 @@ def detr(model: DetrModel | ConditionalDetrModel) -> Host:
     start, own = None, [Own(positions, "build_sine_position_embedding", no_sines)]
     if hasattr(positions, "row_embeddings"):
         rows, columns = positions.row_embeddings.weight, positions.column_embeddings.weight
-        start = taking(DETRLearned, rows=rows, columns=columns)
+        start = from_tables(DETRLearned, rows=rows, columns=columns)
         silent = partial(no_rows, features=dim // 2)
         own = [Own(positions, name, silent) for name in ("row_embeddings", "column_embeddings")]
     blocks = [
@@ -53,7 +53,12 @@ def detr(model: DetrModel | ConditionalDetrModel) -> Host:
     ]
     grid = Grid(*(-(-side // stride) for side in HOME))
     return Host(
-        [Stage(dim, heads, grid, blocks)], own, first=(positions, EquippedPositions), check_first=_additive
+        [Stage(dim, heads, grid, blocks)],
+        own,
+        first=positions,
+        first_behaviour=EquippedPositions,
+        check_first=_additive,
+        equal="detr_sine" if start is None else "detr_learned",
     )
 
 

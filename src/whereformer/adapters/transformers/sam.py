@@ -10,8 +10,9 @@ from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionEn
 from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Block, Host, Image, Own, Stage, Start
+from whereformer.adapters.starts import from_table, from_tables
 from whereformer.adapters.transformers.dispatch import EquippedLayer
-from whereformer.adapters.transformers.towers import home, learned_from, taking
+from whereformer.adapters.transformers.towers import home
 from whereformer.attention import attention_weights
 from whereformer.encodings import Decomposed
 from whereformer.grid import Grid
@@ -26,13 +27,15 @@ def sam(model: SamVisionEncoder) -> Host:
         attention = layer.attn
         grids = partial(windows, size=layer.window_size)
         found = Attention(attention, grids=grids, start=_start(attention), behaviour=EquippedSamAttention)
-        start = None if number or rows is None else learned_from(rows.flatten(0, 2))
+        start = None if number or rows is None else from_table(rows.flatten(0, 2))
         blocks.append(Block(layer, [found], start, EquippedLayer))
         if attention.use_rel_pos:
             own += [Own(attention, name) for name in ("rel_pos_h", "rel_pos_w")]
             own += [Own(attention, "use_rel_pos", False, counts=False)]
     grid = home(config, prefix=0)
-    return Host([Stage(config.hidden_size, config.num_attention_heads, grid, blocks, Image())], own)
+    equal = [*([] if rows is None else ["learned"]), *(["decomposed"] if config.use_rel_pos else [])]
+    stage = Stage(config.hidden_size, config.num_attention_heads, grid, blocks, Image())
+    return Host([stage], own, equal=" + ".join(equal) or "none")
 
 
 def windows(attention: nn.Module, grid: Grid, *, size: int) -> tuple[Grid, Grid]:
@@ -43,7 +46,7 @@ def windows(attention: nn.Module, grid: Grid, *, size: int) -> tuple[Grid, Grid]
 def _start(attention: Any) -> Start | None:
     if not attention.use_rel_pos:
         return None
-    return taking(Decomposed, rows=attention.rel_pos_h, columns=attention.rel_pos_w)
+    return from_tables(Decomposed, rows=attention.rel_pos_h, columns=attention.rel_pos_w)
 
 
 class EquippedSamAttention(EquippedAttention, *((SamVisionAttention,) if TYPE_CHECKING else ())):

@@ -8,9 +8,9 @@ from transformers import SwinBackbone, SwinModel
 
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Sized, Stage, Start
+from whereformer.adapters.starts import from_bias_table, from_table
 from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched, dispatching
-from whereformer.adapters.transformers.towers import learned_from, nothing, taking
-from whereformer.encodings import Swin
+from whereformer.adapters.transformers.towers import nothing
 from whereformer.grid import Grid
 
 
@@ -31,7 +31,7 @@ def _host(model: Any, always: bool) -> Host:
     for stage in model.encoder.layers:
         attentions = [layer.attention for layer in stage.blocks]
         heads, head_dim = attentions[0].num_attention_heads, attentions[0].head_dim
-        start = None if stages or rows is None else learned_from(rows[0])
+        start = None if stages or rows is None else from_table(rows[0])
         blocks = [
             Block(
                 layer,
@@ -45,7 +45,12 @@ def _host(model: Any, always: bool) -> Host:
         own += [Own(attention, "relative_position_bias", nothing) for attention in attentions]
         own += [dispatching(attention) for attention in attentions]  # the others take no number for a mask
         height, width = (height + 1) // 2, (width + 1) // 2
-    return Host(stages, own)
+    if rows is None:
+        return Host(stages, own, equal="swin")
+    first = len(stages[0].blocks)
+    rest = sum(len(stage.blocks) for stage in stages)
+    equal = {range(first): "learned + swin", range(first, rest): "swin"}
+    return Host(stages, own, equal=equal if rest > first else "learned + swin")
 
 
 def windows(attention: nn.Module, grid: Grid, *, size: int, always: bool) -> tuple[Grid, Grid]:
@@ -55,7 +60,7 @@ def windows(attention: nn.Module, grid: Grid, *, size: int, always: bool) -> tup
 
 
 def _start(attention: Any) -> Start:
-    return taking(Swin, table=attention.relative_position_bias.relative_position_bias_table.mT)
+    return from_bias_table(attention.relative_position_bias.relative_position_bias_table)
 
 
 TOWERS: Hosts = {SwinModel: swin, SwinBackbone: swin_backbone}

@@ -2,38 +2,27 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whereformer.adapters.behaviours import EquippedEmbeddings
-from whereformer.adapters.host import Block, Host, Own, Stage, Start
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Learned
+from whereformer.adapters.host import Block, Host, Own, Stage
 from whereformer.grid import Grid
 
 
 def plain(
-    embeddings: Any,
-    blocks: Sequence[Block],
-    stage: tuple[int, int, Grid],
-    patch: tuple[int, int],
-    own: Sequence[Own],
+    patches: nn.Module, blocks: Sequence[Block], stage: tuple[int, int, Grid], own: Sequence[Own], **more: Any
 ) -> Host:
-    """The host of a tower whose `embeddings` make tokens of images, and hold the first encodings of tokens."""
-    return Host(
-        [Stage(*stage, blocks)],
-        own,
-        entry=(embeddings, partial(_grid_of, patch=patch)),
-        first=(embeddings, EquippedEmbeddings),
-    )
+    """The host of a tower whose module `patches` makes patches of images [batch, channels, height, width]."""
+    dim, heads, home = stage
+    kernel: Any = getattr(patches, "projection", patches)
+    entry = (patches, partial(_grid_of, patch=kernel.stride, prefix=home.prefix))
+    return Host([Stage(dim, heads, home, blocks)], own, entry=entry, **more)
 
 
-def _grid_of(images: Tensor, out: Any, *, patch: tuple[int, int]) -> Grid:
-    tokens = out[0] if isinstance(out, tuple) else out
+def _grid_of(images: Tensor, out: Any, *, patch: tuple[int, int], prefix: int) -> Grid:
     height, width = (n // p for n, p in zip(images.shape[-2:], patch, strict=True))
-    return Grid(height, width, prefix=tokens.shape[1] - height * width)
+    return Grid(height, width, prefix)
 
 
 def pair(size: Any) -> tuple[int, int]:
@@ -47,35 +36,6 @@ def home(config: Any, prefix: int) -> Grid:
     sides = zip(pair(config.image_size), pair(config.patch_size), strict=True)
     height, width = (n // p for n, p in sides)
     return Grid(height, width, prefix)
-
-
-def learned_from(rows: Tensor | None) -> Start | None:
-    """Lets a learned table go on from rows [prefix rows + patches, dim]."""
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Learned)
-        if fits:
-            encoding.start_from(cast(Tensor, rows))
-        return fits
-
-    return None if rows is None else start
-
-
-def taking(kind: type[PositionEncoding], **tables: Tensor) -> Start:
-    """Lets an encoding of a kind go on from tables, if they are as large as its own, in the same order."""
-
-    @torch.no_grad()
-    def start(encoding: PositionEncoding) -> bool:
-        own = dict(encoding.named_parameters())
-        fits = isinstance(encoding, kind) and all(
-            name in own and own[name].numel() == table.numel() for name, table in tables.items()
-        )
-        if fits:
-            for name, table in tables.items():
-                own[name].copy_(table.reshape(own[name].shape))
-        return fits
-
-    return start
 
 
 def nothing(*args: Any, **kwargs: Any) -> float:
