@@ -191,6 +191,20 @@ def test_a_multihead_attention_with_an_encoding_is_attention():
         module(x, x, x)
 
 
+def test_a_lone_attention_copies_and_goes_back():
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(16, 2, batch_first=True)
+    module = equip(copy.deepcopy(plain), "irpe(on='qkv')", grid=GRID)
+    randomise(module)
+    x = torch.randn(3, GRID.tokens, 16)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(twin(x, x, x), module(x, x, x))
+    unequip(module)
+    assert type(module) is nn.MultiheadAttention
+    assert module.__dict__.keys() == plain.__dict__.keys()
+    assert torch.equal(module(x, x, x)[0], plain(x, x, x)[0])
+
+
 def test_different_widths_of_keys_and_values():
     torch.manual_seed(0)
     plain = nn.MultiheadAttention(16, 2, kdim=5, vdim=7, batch_first=True).eval()

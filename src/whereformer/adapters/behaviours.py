@@ -28,6 +28,8 @@ class EquippedModel(Equipped, Module):
     """The text of what it was equipped with."""
     own: tuple[str, ...]
     """The names of what the model itself had to say where tokens are, kept or not."""
+    recipe: dict[str, Any]
+    """What `equip` was asked for, as JSON: encoding, keep_own, share."""
     before: list[tuple[nn.Module, str, Any]]
     """What `unequip` puts back: module, name, value."""
 
@@ -184,7 +186,7 @@ def attend(
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    if scale is not None:
+    if scale is not None and scale != query.shape[-1] ** -0.5:
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)

@@ -15,7 +15,7 @@ from whereformer.adapters.behaviours import (
 from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
-from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
+from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
 from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -67,26 +67,32 @@ def equip(
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
+    if host.check_first is not None:
+        host.check_first(first)
     names = {id(module): name for name, module in model.named_modules()}
     own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
 
     place = Place(host.stages[0].grid)
-    changes = [*host.switches, *(() if keep_own else host.own)]
+    heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
+    changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
+    changes += () if keep_own else host.own
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage)
     if host.first is not None:
-        _swap_block(host.first, first, place, host.stages[0].layout)
+        behaviour = host.first_behaviour or EquippedBlock
+        _swap_block(host.first, first, place, host.stages[0].layout, behaviour)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
     for module, behaviour in host.swaps:
         swap_class(module, behaviour, place=place)
-    mine = {"place": place, "encoding": text, "own": own, "before": before}
+    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
     if host.holds_first:
         mine["encodings"] = _modules(first, model)
     swap_class(model, host.behaviour or EquippedModel, **mine)
@@ -107,8 +113,13 @@ def unequip(model: Model) -> Model:
         if not is_outermost(module):
             raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
+    if not like.is_meta and any(tensor.is_meta for _, _, value in before for tensor in _tensors(value)):
+        raise InputError(
+            "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
+        )
     for module in modules:
-        swap_back(module)
+        while isinstance(module, Equipped):
+            swap_back(module)
     for module, name, value in reversed(before):
         put(module, name, value)
         if isinstance(value, nn.Module):
@@ -116,6 +127,12 @@ def unequip(model: Model) -> Model:
         elif isinstance(value, Tensor):
             value.data = value.data.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     return model
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:

@@ -142,6 +142,7 @@ class Attention:
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
+        switches: attributes that need to have other values where encodings speak.
     """
 
     module: nn.Module
@@ -152,6 +153,7 @@ class Attention:
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    switches: "Sequence[Own]" = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ class Host:
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
         first: the module that holds them, if it is neither: called with the tokens first, as a block is.
+        first_behaviour: how that module behaves; None: as a block does.
+        check_first: raises if they cannot come first.
         equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
     """
 
@@ -234,4 +238,6 @@ class Host:
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
     first: nn.Module | None = None
+    first_behaviour: type[Equipped] | None = None
+    check_first: Callable[[Sequence[PositionEncoding]], None] | None = None
     equal: str | Mapping[range, str] | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -65,6 +66,18 @@ def spelled(encoding: Encoding | Mapping[Blocks, Encoding]) -> str:
     if isinstance(encoding, Mapping):
         return ", ".join(f"{blocks}: {spelled(one)}" for blocks, one in encoding.items())
     return " + ".join(map(spell, factories_of(encoding)))
+
+
+def written(encoding: Encoding | Mapping[Blocks, Encoding]) -> str | list[list[Any]]:
+    """`spelled`, for JSON: of different blocks a list of [blocks, text]."""
+    if not isinstance(encoding, Mapping):
+        return spelled(encoding)
+    return [[[b] if isinstance(b, int) else list(b), spelled(one)] for b, one in encoding.items()]
+
+
+def read(text: str | list[list[Any]]) -> str | dict[Blocks, Encoding]:
+    """`written` reversed."""
+    return text if isinstance(text, str) else {tuple(blocks): one for blocks, one in text}
 
 
 def factories_of(encoding: Encoding) -> list[Factory]:
