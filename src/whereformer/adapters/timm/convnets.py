@@ -1,4 +1,4 @@
-"""timm's convolutional networks in which some blocks attend: BoTNet, HaloNet, LambdaNet, MobileViT (all `ByobNet`)."""
+"""timm's convolutional networks in which some blocks attend: BoTNet, HaloNet, LambdaNet, MobileViT (`ByobNet`)."""
 
 from functools import partial
 from typing import Any

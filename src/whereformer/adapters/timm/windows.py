@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnImage, EquippedOnMap, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Host, Layout, Own, Place
-from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family
+from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family, reduced
 from whereformer.adapters.timm.grids import resolution, window
 from whereformer.adapters.timm.starts import from_learned, from_levit, from_log_cpb, from_rel_pos, from_swin
 from whereformer.grid import Grid
@@ -194,6 +194,7 @@ GCVIT = Family(
     blocks={gcvit.GlobalContextVitBlock: IMAGE},
     attentions={gcvit.WindowAttentionGlobal: gcvit_attention},
     own={gcvit.WindowAttentionGlobal: lambda m: [Own(m, "rel_pos", nn.Identity())]},
+    size=lambda model: reduced(model.stages[0].feat_size, model),
 )
 
 
