@@ -9,6 +9,7 @@ import timm
 import torch
 from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
 from timm.models.cpubone import CPUBone
+from timm.models.efficientformer_v2 import EfficientFormerV2
 from timm.models.gcvit import GlobalContextVit
 from timm.models.metaformer import Attention as MetaAttention
 from timm.models.metaformer import LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
@@ -61,7 +62,6 @@ SMALL = {
     "swin": Small("swin_tiny_patch4_window7_224", {**TWO, "strict_img_size": False}, (32, 32), (24, 40), "swin"),
     "swin v2": Small("swinv2_tiny_window8_256", TWO, (32, 32), equal="log_cpb"),
     "swin v2 cr": Small("swinv2_cr_tiny_ns_224", TWO, (32, 32)),
-    "maxvit": Small("test_maxvit", {"img_size": 64}, equal="swin"),
     "maxvit tf": Small("maxvit_tiny_tf_224", {"img_size": 64, "embed_dim": (32, 32, 64, 64), **FOUR, "stem_width": 16}, equal="maxvit"),
     "coatnet": Small("test_coatnet", {"img_size": 64}),
     "davit": Small("davit_tiny", {"embed_dims": (8, 16, 32, 64), **FOUR, "num_heads": (1, 2, 4, 8)}, other=(32, 96)),
@@ -71,7 +71,7 @@ SMALL = {
     "levit": Small("levit_128s", {"img_size": 64, "embed_dim": (32, 48), "key_dim": 8, "depth": (1, 1), "num_heads": (2, 3)}, equal="levit", speaks=NARROW),
     "levit conv": Small("levit_conv_128s", {"img_size": 64, "embed_dim": (32, 48), "key_dim": 8, "depth": (1, 1), "num_heads": (2, 3)}, equal="levit", speaks=NARROW),
     "efficientformer": Small("efficientformer_l1", {"embed_dims": (8, 8, 16, 16), "depths": (1, 1, 1, 2)}, (224, 224), equal="levit", speaks=NARROW),
-    "efficientformer v2": Small("efficientformerv2_s0", {"img_size": 64, "embed_dims": (8, 16, 16, 32)}, equal="levit", speaks=NARROW),
+    "efficientformer v2": Small(partial(EfficientFormerV2, (1, 1, 2, 1), img_size=64, embed_dims=(8, 16, 16, 32), downsamples=(False, True, True, True), num_vit=1, num_classes=5), equal="levit", speaks=NARROW),
     "efficientvit": Small("efficientvit_m0", {"img_size": 64, "embed_dim": (16, 32, 32), "key_dim": (4, 8, 8), "depth": (1, 1, 1), "num_heads": (2, 2, 2), "window_size": (2, 2, 2)}, equal="levit", speaks=NARROW),
     "shvit": Small("shvit_s1", {"embed_dim": (32, 32, 48), "partial_dim": (8, 9, 12), "qk_dim": (8, 8, 8), "depth": (1, 1, 1)}, other=(64, 96), speaks=NARROW),
     "caformer": Small(partial(MetaFormer, depths=(1, 2, 1), dims=(8, 32, 64), token_mixers=(SepConv, MetaAttention, MetaAttention), norm_layers=(LayerNorm2dNoBias, LayerNormNoBias, LayerNormNoBias), num_classes=5), other=(64, 96)),
@@ -80,7 +80,7 @@ SMALL = {
     "iformer": Small("iformer_t", {"dims": (8, 16, 32, 64), "depths": (1, 1, 3, 3), "attn_groups": (0, 0, 1, 1)}, other=(64, 96), speaks=NARROW),
     "lowformer": Small("lowformer_b0", {"width_list": (8, 8, 8, 64, 128), "depth_list": (0, 1, 1, 1, 1)}, other=(64, 128)),
     "cpubone": Small(partial(CPUBone, (8, 8, 8, 64, 128), (0, 1, 1, 1, 1), num_classes=5), other=(64, 128)),
-    "mobilevit": Small("mobilevit_xxs", other=(64, 96)),
+    "mobilevit": Small("mobilevit_xxs", {}, (32, 32), (32, 64)),
     "botnet": Small(partial(byob, "bottleneck", num_heads=2), equal="botnet(scaled=False)"),
     "halonet": Small(partial(byob, "halo", num_heads=2, block_size=4, halo_size=2), other=(64, 96), equal="botnet(scaled=False)"),
     "hiera": Small("hiera_tiny_224", {"img_size": (64, 64), "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 2, 1)}, equal={0: "learned"}),
@@ -96,7 +96,7 @@ SMALL = {
 
 
 def small(kind: str, **more: Any) -> nn.Module:
-    """Random weights that do something: no scale of a layer is as good as zero, no bias or own table zero."""
+    """Random weights, in float64, that do something: what the model says itself of where tokens are shows in its output."""
     chosen = SMALL[kind]
     torch.manual_seed(0)
     if isinstance(chosen.name, str):
@@ -105,6 +105,8 @@ def small(kind: str, **more: Any) -> nn.Module:
         model = chosen.name(**more)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(2.5)
             if parameter.ndim == 1 or parameter.abs().max() < 1e-3:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             if any(
@@ -120,9 +122,9 @@ def small(kind: str, **more: Any) -> nn.Module:
                 )
             ):
                 parameter.add_(torch.randn_like(parameter))
-    return model.eval()
+    return model.double().eval()
 
 
 def images(kind: str, size: tuple[int, int] | None = None) -> torch.Tensor:
     height, width = size or SMALL[kind].size
-    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -91,8 +91,17 @@ class EquippedSwinCrAttention(EquippedAttention):
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
+def follow(m: Any, table: nn.Parameter, size: Any) -> None:
+    """In the place of `set_window_size`, when the table went: it is resized where it is kept."""
+    m._parameters["relative_position_bias_table"] = table
+    type(m).set_window_size(m, size)
+    table.data = m.relative_position_bias_table.data
+    m._parameters["relative_position_bias_table"] = None
+
+
 def swin_own(m: Any) -> Iterator[Own]:
     yield Own(m, "relative_position_bias_table")
+    yield Own(m, "set_window_size", partial(follow, m, m.relative_position_bias_table), counts=False)
     yield Own(m, "_get_rel_pos_bias", partial(nothing, m), counts=False)
 
 
