@@ -66,6 +66,25 @@ def attention(
     return attend(q, k, v, forms, call.mask, dropout)
 
 
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    grid: Grid,
+    encodings: Iterable[PositionEncoding] = (),
+    *,
+    keys: Grid | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """What `attention` multiplies values with: [batch, heads, queries, keys], each row a distribution.
+
+    Args:
+        q, k, grid, encodings, keys, mask: as in `attention`, of one image in a tensor.
+    """
+    encodings, keys = _taken_in(q, k, k, grid, encodings, keys)
+    forms, call = said(q, k, k, grid, keys, encodings, mask, 0.0)
+    return _weights(q, k, forms, call.mask)
+
+
 def explain(
     q: Tensor,
     k: Tensor,
@@ -118,16 +137,19 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
 
 def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
     """The definition of attention with positions; every backend must agree with it. q is not yet scaled."""
-    turned_q, turned_k = forms.turn(q, k)
-    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
-    for bias in forms.biases:
-        logits = logits + bias.dense().to(logits.dtype)
-    weights = logits.softmax(-1) if mask is None else mask.softmax(logits)
-    weights = F.dropout(weights, dropout)
+    weights = F.dropout(_weights(q, k, forms, mask), dropout)
     out = weights @ v
     for term in forms.values:
         out = out + term.dense(weights).to(out.dtype)
     return out
+
+
+def _weights(q: Tensor, k: Tensor, forms: Forms, mask: Mask | None) -> Tensor:
+    turned_q, turned_k = forms.turn(q, k)
+    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
+    for bias in forms.biases:
+        logits = logits + bias.dense().to(logits.dtype)
+    return logits.softmax(-1) if mask is None else mask.softmax(logits)
 
 
 def _of_each(

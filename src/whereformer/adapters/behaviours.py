@@ -28,6 +28,8 @@ class EquippedModel(Equipped, Module):
     """The text of what it was equipped with."""
     own: tuple[str, ...]
     """The names of what the model itself had to say where tokens are, kept or not."""
+    recipe: dict[str, Any]
+    """What `equip` was asked for, as JSON: encoding, keep_own, share."""
     before: list[tuple[nn.Module, str, Any]]
     """What `unequip` puts back: module, name, value."""
 
@@ -35,6 +37,10 @@ class EquippedModel(Equipped, Module):
     def home_grid(self) -> Grid:
         """Where tokens are at the size the model was built for; in a pyramid, those of the first stage."""
         return self.place.home
+
+    def set_grid(self, grid: Grid) -> None:
+        """Where the tokens of this thread's next forwards are, for a model that cannot see it itself."""
+        self.place.grid = grid
 
     def no_weight_decay(self) -> set[str]:
         own = getattr(super(), "no_weight_decay", set)
@@ -71,8 +77,12 @@ class EquippedBlock(Equipped, Module):
         if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
             self.place.grid = grid
         if len(self.encodings):
-            x = self.layout.back(encode(self.layout.tokens(x), grid, held(self)), x)
+            x = self.layout.back(encode(self.layout.tokens(x), grid, self.before()), x)
         return super().forward(x, *args, **kwargs)
+
+    def before(self) -> Iterable[PositionEncoding]:
+        """The encodings of tokens before the block."""
+        return held(self)
 
 
 class EquippedAttention(Equipped, Module):
@@ -97,6 +107,10 @@ class EquippedAttention(Equipped, Module):
             )
         return out
 
+    def inside(self) -> Iterable[PositionEncoding]:
+        """The encodings in the attention."""
+        return held(self)
+
 
 class EquippedOnMap(EquippedAttention):
     """An attention that gets a map [batch, dim, height, width], all of it or a window, and is on that grid."""
@@ -116,6 +130,12 @@ class EquippedOnImage(EquippedOnMap):
 
 class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
     """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+    def before(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if "tokens" in encoding.moments()]
+
+    def inside(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if encoding.moments() != ("tokens",)]
 
 
 class _Ours(TorchFunctionMode):
@@ -155,7 +175,7 @@ def attend(
         out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
         return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
     if query.ndim == 3:
-        heads = next(iter(held(module))).num_heads
+        heads = next(iter(module.inside())).num_heads
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
         if attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
@@ -166,14 +186,14 @@ def attend(
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    if scale is not None:
+    if scale is not None and scale != query.shape[-1] ** -0.5:
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    speaks_of_values = any("values" in encoding.moments() for encoding in held(module))
+    speaks_of_values = any("values" in encoding.moments() for encoding in module.inside())
     parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
     out = [
-        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)
         for part in parts
     ]
     return torch.cat(out, -1) if len(out) > 1 else out[0]

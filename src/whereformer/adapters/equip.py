@@ -12,12 +12,14 @@ from whereformer.adapters.behaviours import (
     EquippedEntry,
     EquippedModel,
 )
-from whereformer.adapters.find import host_of
+from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
-from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
-from whereformer.adapters.swap import Equipped, put, swap_back, swap_class
+from whereformer.adapters.multihead import EquippedMultiheadAttention
+from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
+from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
+from whereformer.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -28,6 +30,7 @@ def equip(
     *,
     keep_own: bool = False,
     share: bool = False,
+    grid: Grid | None = None,
     host: Host | None = None,
 ) -> Model:
     """Give a vision transformer another position encoding, in place; weights and their names stay.
@@ -48,6 +51,8 @@ def equip(
             taken as a transformer of their own.
         keep_own: keep what the model itself says as well.
         share: one encoding, with one set of parameters, for all blocks of a stage; else each has its own.
+        grid: the home grid, for what does not know it: torch's `nn.MultiheadAttention`, `nn.TransformerEncoder`
+            and its layers. Their tokens are taken to lie there until `model.set_grid(grid)` says otherwise.
         host: where the parts of the model are, if it is none that is known.
 
     Returns:
@@ -58,30 +63,36 @@ def equip(
     """
     if isinstance(model, EquippedModel):
         raise InputError(f"equip: the model has {model.encoding!r} already; whereformer.unequip it first")
-    host = host_of(model) if host is None else host
+    host = host_of(model, grid) if host is None else host
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
+    if host.check_first is not None:
+        host.check_first(first)
     names = {id(module): name for name, module in model.named_modules()}
     own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
 
     place = Place(host.stages[0].grid)
-    changes = [*host.switches, *(() if keep_own else host.own)]
+    heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
+    changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
+    changes += () if keep_own else host.own
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage)
     if host.first is not None:
-        _swap_block(host.first, first, place, host.stages[0].layout)
+        behaviour = host.first_behaviour or EquippedBlock
+        _swap_block(host.first, first, place, host.stages[0].layout, behaviour)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
     for module, behaviour in host.swaps:
         swap_class(module, behaviour, place=place)
-    mine = {"place": place, "encoding": text, "own": own, "before": before}
+    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
     if host.holds_first:
         mine["encodings"] = _modules(first, model)
     swap_class(model, host.behaviour or EquippedModel, **mine)
@@ -92,13 +103,22 @@ def unequip(model: Model) -> Model:
     """Take back what `equip` did, in place: what the model said itself is there again, with its weights of then.
 
     Raises:
-        InputError: the model is not equipped.
+        InputError: the model is not equipped, or something else has changed it since then.
     """
+    refuse_wrapped(model, "unequip")
     if not isinstance(model, EquippedModel):
         raise InputError(f"unequip: {type(model).__name__} is not equipped")
+    modules = [module for module in model.modules() if isinstance(module, Equipped)]
+    for module in modules:
+        if not is_outermost(module):
+            raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
-    for module in list(model.modules()):
-        if isinstance(module, Equipped):
+    if not like.is_meta and any(tensor.is_meta for _, _, value in before for tensor in _tensors(value)):
+        raise InputError(
+            "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
+        )
+    for module in modules:
+        while isinstance(module, Equipped):
             swap_back(module)
     for module, name, value in reversed(before):
         put(module, name, value)
@@ -109,30 +129,35 @@ def unequip(model: Model) -> Model:
     return model
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else []
+
+
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:
-    layout = stage.layout
-    block, whole = seat.block, None
-    for heard in seat.attentions:
+    block, layout = seat.block, stage.layout
+    speaking = [heard for heard in seat.attentions if heard.encodings]
+    if block.behaviour is EquippedBlockThatAttends:
+        (heard,) = seat.attentions
+        both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
+        more = {"grids": heard.attention.grids, "home": heard.attention.home or stage.grid}
+        _swap_block(block.module, both, place, layout, block.behaviour, **more)
+        return
+    for heard in speaking:
         attention = heard.attention
-        if attention.module is block.module:
-            whole = heard
-        elif heard.encodings:
-            swap_class(
-                attention.module,
-                attention.behaviour or EquippedAttention,
-                encodings=_modules(heard.encodings, attention.module),
-                place=place,
-                grids=attention.grids,
-                home=attention.home or stage.grid,
-            )
-    if layout is not TOKENS and not (seat.tokens or any(heard.encodings for heard in seat.attentions)):
-        return  # the others are told the grid, and compute themselves again on it
-    if whole is None:
-        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
-    else:
-        both = list(dict.fromkeys([*seat.tokens, *whole.encodings]))
-        behaviour = block.behaviour or EquippedBlockThatAttends
-        _swap_block(block.module, both, place, layout, behaviour, grids=whole.attention.grids, home=stage.grid)
+        swap_class(
+            attention.module,
+            attention.behaviour or _behaviour(attention.module),
+            encodings=_modules(heard.encodings, attention.module),
+            place=place,
+            grids=attention.grids,
+            home=attention.home or stage.grid,
+        )
+    attentions = [heard.attention.module for heard in speaking]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
+    _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
 
 
 def _swap_block(
@@ -146,6 +171,10 @@ def _swap_block(
     held = _modules(tokens, module)
     mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
     swap_class(module, behaviour, **mine)
+
+
+def _behaviour(module: nn.Module) -> type[EquippedAttention]:
+    return EquippedMultiheadAttention if isinstance(module, nn.MultiheadAttention) else EquippedAttention
 
 
 def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:

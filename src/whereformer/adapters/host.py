@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from whereformer.adapters.swap import Equipped
 from whereformer.encoding import PositionEncoding
 from whereformer.grid import Grid
-from whereformer.images import Images
 
 
 class Place(threading.local):
     """Where the tokens of this thread's forward are: filled before the first block, read by every layer."""
-
-    grid: Grid | Images
 
     def __init__(self, home: Grid) -> None:
         self.home = home
@@ -47,7 +44,7 @@ class Layout:
 
 
 class Counted(Layout):
-    """Tokens [batch, tokens, dim], on the grid that the place has, behind as many prefix tokens as are left over."""
+    """Tokens [batch, tokens, dim], on the place's grid, behind as many prefix tokens as are left over."""
 
     def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
@@ -100,6 +97,16 @@ class Channels(Layout):
         return tokens.mT.reshape(like.shape)
 
 
+class SequenceFirst(Layout):
+    """Tokens [tokens, batch, dim], on the grid that the place has."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+    def back(self, tokens: Tensor, like: Tensor) -> Tensor:
+        return tokens.transpose(0, 1)
+
+
 TOKENS = Layout()
 
 
@@ -135,6 +142,7 @@ class Attention:
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
+        switches: attributes that need to have other values where encodings speak.
     """
 
     module: nn.Module
@@ -145,6 +153,7 @@ class Attention:
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    switches: "Sequence[Own]" = ()
 
 
 @dataclass(frozen=True)
@@ -216,6 +225,8 @@ class Host:
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
         first: the module that holds them, if it is neither: called with the tokens first, as a block is.
+        first_behaviour: how that module behaves; None: as a block does.
+        check_first: raises if they cannot come first.
         equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
     """
 
@@ -227,4 +238,6 @@ class Host:
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
     first: nn.Module | None = None
+    first_behaviour: type[Equipped] | None = None
+    check_first: Callable[[Sequence[PositionEncoding]], None] | None = None
     equal: str | Mapping[range, str] | None = None

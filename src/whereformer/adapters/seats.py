@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -67,6 +68,18 @@ def spelled(encoding: Encoding | Mapping[Blocks, Encoding]) -> str:
     return " + ".join(map(spell, factories_of(encoding)))
 
 
+def written(encoding: Encoding | Mapping[Blocks, Encoding]) -> str | list[list[Any]]:
+    """`spelled`, for JSON: of different blocks a list of [blocks, text]."""
+    if not isinstance(encoding, Mapping):
+        return spelled(encoding)
+    return [[[b] if isinstance(b, int) else list(b), spelled(one)] for b, one in encoding.items()]
+
+
+def read(text: str | list[list[Any]]) -> str | dict[Blocks, Encoding]:
+    """`written` reversed."""
+    return text if isinstance(text, str) else {tuple(blocks): one for blocks, one in text}
+
+
 def factories_of(encoding: Encoding) -> list[Factory]:
     """What builds the encodings that someone has written down.
 
@@ -128,6 +141,12 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
+        alone = [heard for heard in seat.attentions if heard.attention.module is seat.block.module]
+        if "tokens" in moments and alone and seat.block.behaviour is None:
+            raise InputError(
+                f"equip: {spell(factory)} speaks to tokens before a block, but a"
+                f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
+            )
         if not attends:
             seat.tokens.append(build(stage.dim, stage.heads, stage.grid, seat))
             continue

@@ -1,4 +1,4 @@
-"""timm's transformers with tables of offsets: BEiT and BEiT v2, one in each block or one for all, and ViT-RelPos."""
+"""timm's transformers with tables of offsets, one in each block or one for all: BEiT, BEiT v2, ViT-RelPos."""
 
 from typing import Any, cast
 
@@ -10,8 +10,7 @@ from torch import nn
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage, Start
 from whereformer.adapters.timm.parts import EquippedPlain, attends, fused, joined, offsets, rows, swaps
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import LogCPB
+from whereformer.adapters.timm.starts import from_rel_pos
 from whereformer.grid import Grid
 
 
@@ -49,7 +48,11 @@ def relpos(model: VisionTransformerRelPos) -> Host:
         for block, attention, said in zip(model.blocks, attentions, own, strict=True)
     ]
     return Host(
-        [Stage(model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size, prefix), blocks)],
+        [
+            Stage(
+                model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size, prefix=prefix), blocks
+            )
+        ],
         own=[Own(model, "shared_rel_pos"), *(Own(attention, "rel_pos") for attention in attentions)],
         switches=fused(attentions),
         swaps=swaps(model),
@@ -67,19 +70,7 @@ def _name(said: nn.Module | None, prefix: int) -> str | None:
 
 
 def _same(said: nn.Module | None) -> Start | None:
-    if isinstance(said, RelPosBias):
-        return offsets(said.relative_position_bias_table)
-    if not isinstance(said, RelPosMlp) or said.mode != "swin":
-        return None
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, LogCPB) and encoding.w1.shape == said.mlp.fc1.weight.shape
-        if fits:
-            own = {"w1": said.mlp.fc1.weight, "b1": said.mlp.fc1.bias, "w2": said.mlp.fc2.weight}
-            encoding.load_state_dict(own)
-        return fits
-
-    return start
+    return offsets(said.relative_position_bias_table) if isinstance(said, RelPosBias) else from_rel_pos(said)
 
 
 HOSTS: Hosts = {Beit: beit, VisionTransformerRelPos: relpos}

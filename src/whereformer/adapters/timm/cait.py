@@ -1,7 +1,7 @@
 """timm's CaiT: heads that talk, before and after the softmax; then blocks in which the class token alone asks.
 
-The class token has no place, so that there is nothing relative to say of what it asks: encodings stand in the blocks
-of the patches.
+The class token has no place, so that there is nothing relative to say of what it asks: encodings stand in the
+blocks of the patches.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from timm.models.cait import Cait, TalkingHeadAttn
 from torch import Tensor
 
-from whereformer.adapters.behaviours import EquippedAttention, held
+from whereformer.adapters.behaviours import EquippedAttention
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage
 from whereformer.adapters.timm.parts import EquippedPlain, attends, rows, swaps
@@ -25,7 +25,7 @@ def cait(model: Cait) -> Host:
             [attends(attention, behaviour=EquippedTalkingHeads)] if type(attention) is TalkingHeadAttn else [],
             rows(model.pos_embed) if number == 0 else None,
         )
-        for number, (block, attention) in enumerate(zip(model.blocks, attentions, strict=True))
+        for number, (block, attention) in enumerate(zip(cast(Any, model.blocks), attentions, strict=True))
     ]
     return Host(
         [Stage(model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size), blocks)],
@@ -44,7 +44,7 @@ class EquippedTalkingHeads(EquippedAttention, *((TalkingHeadAttn,) if TYPE_CHECK
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         grid = self.place.grid
         assert isinstance(grid, Grid)
-        forms, _ = said(q, k, v, grid, grid, tuple(held(self)), None, 0.0)
+        forms, _ = said(q, k, v, grid, grid, tuple(self.inside()), None, 0.0)
         turned_q, turned_k = forms.turn(q * self.scale, k)
         logits = turned_q @ turned_k.mT
         for bias in forms.biases:

@@ -1,4 +1,4 @@
-"""timm's ConViT: blocks whose attention is gated between contents and positions, then blocks with a class token."""
+"""timm's ConViT: attention gated between contents and positions, then blocks with a class token."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,9 @@ def convit(model: timm_convit.ConVit) -> Host:
     blocks: list[Any] = list(model.blocks)
     heads = blocks[0].attn.num_heads
     described = [
-        Block(block, [_attention(block.attn)], rows(model.pos_embed) if number == 0 and model.use_pos_embed else None)
+        Block(
+            block, [_attention(block.attn)], rows(model.pos_embed) if number == 0 and model.use_pos_embed else None
+        )
         for number, block in enumerate(blocks)
     ]
     gated = [block.attn for block in blocks if isinstance(block.attn, timm_convit.GPSA)]

@@ -1,4 +1,4 @@
-"""timm's convolutional networks in which some blocks attend: BoTNet, HaloNet, LambdaNet, MobileViT (`ByobNet`)."""
+"""timm's convolutional networks that attend in some blocks (`ByobNet`): BoTNet, HaloNet, LambdaNet, MobileViT."""
 
 from functools import partial
 from typing import Any

@@ -1,5 +1,7 @@
 """timm's Eva: EVA, EVA-02, DINOv3, RoPE-ViT, Perception Encoders ...: a table, a rotation, or both."""
 
+from typing import Any
+
 from timm.models.eva import Eva
 
 from whereformer.adapters.find import Hosts
@@ -18,7 +20,7 @@ from whereformer.grid import Grid
 
 
 def eva(model: Eva) -> Host:
-    attentions = [block.attn for block in model.blocks]
+    attentions: list[Any] = [block.attn for block in model.blocks]
     blocks = [
         Block(block, [attends(block.attn, frequencies(model.rope, number))])
         for number, block in enumerate(model.blocks)

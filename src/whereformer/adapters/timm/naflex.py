@@ -31,7 +31,7 @@ from whereformer.images import Images
 
 
 def naflex(model: NaFlexVit) -> Host:
-    embeds = model.embeds
+    embeds: Any = model.embeds
     attentions: list[Any] = [block.attn for block in cast(Any, model.blocks)]
     first = any_of(rows(embeds.pos_embed), _sides(embeds))
     blocks = [
@@ -46,7 +46,7 @@ def naflex(model: NaFlexVit) -> Host:
             ],
             first if number == 0 else None,
         )
-        for number, (block, attention) in enumerate(zip(model.blocks, attentions, strict=True))
+        for number, (block, attention) in enumerate(zip(cast(Any, model.blocks), attentions, strict=True))
     ]
     dropout = [] if model.patch_drop is None else [(model.patch_drop, EquippedPatchDropout)]
     return Host(
@@ -66,17 +66,17 @@ def naflex(model: NaFlexVit) -> Host:
 
 def _home(model: NaFlexVit) -> Grid:
     """That of its table, or of the size it was configured for."""
-    size = model.embeds.pos_embed_grid_size
+    size = cast(Any, model.embeds).pos_embed_grid_size
     if size is None:
         configured = (cast(Any, model).pretrained_cfg or {}).get("input_size")
         if configured is None:
             raise InputError("equip: the model has no home grid; build it with pos_embed_grid_size")
-        size = tuple(n // p for n, p in zip(configured[-2:], model.embeds.patch_size, strict=True))
+        size = tuple(n // p for n, p in zip(configured[-2:], cast(Any, model.embeds).patch_size, strict=True))
     return Grid(*size, prefix=model.num_prefix_tokens)
 
 
 def _equal(embeds: NaFlexEmbeds) -> str | None:
-    """At home; a table that keeps its aspect ratio, or counts from corners of patches, is read otherwise elsewhere."""
+    """At home: elsewhere a table may keep its aspect ratio, or count from corners of patches."""
     if embeds.pos_embed_type == "none":
         return ""
     if embeds.pos_embed_type == "factorized":
@@ -84,7 +84,7 @@ def _equal(embeds: NaFlexEmbeds) -> str | None:
     return f"learned(mode={embeds.pos_embed_interp_mode!r}, antialias={embeds.pos_embed_antialias})"
 
 
-def _sides(embeds: NaFlexEmbeds) -> Start | None:
+def _sides(embeds: Any) -> Start | None:
     own = {"y": embeds.pos_embed_y, "x": embeds.pos_embed_x}
     if own["y"] is None:
         return None
@@ -92,11 +92,12 @@ def _sides(embeds: NaFlexEmbeds) -> Start | None:
     @torch.no_grad()
     def start(encoding: PositionEncoding) -> bool:
         fits = isinstance(encoding, NaViT) and all(
-            table is not None and encoding.tables[axis].shape == table.shape[1:] for axis, table in own.items()
+            table is not None and cast(Any, encoding.tables)[axis].shape == table.shape[1:]
+            for axis, table in own.items()
         )
         if fits:
             for axis, table in own.items():
-                encoding.tables[axis].copy_(cast(Tensor, table)[0])
+                cast(Any, encoding.tables)[axis].copy_(table[0])
         return fits
 
     return start
@@ -136,7 +137,7 @@ class EquippedNaFlexEmbeds(Equipped, *((NaFlexEmbeds,) if TYPE_CHECKING else ())
         if patch_coord is None:
             self.place.grid = Grid(*self.dynamic_feat_size((x.shape[-2], x.shape[-1])), prefix=prefix)
         else:
-            self.place.grid = Rows.of(patch_coord, prefix)
+            self.place.grid = cast(Any, Rows.of(patch_coord, prefix))
         return super().forward(x, patch_coord, patch_valid)
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from whereformer.adapters.behaviours import EquippedBlock, EquippedModel
 from whereformer.adapters.host import Attention, Own, Place, Start
+from whereformer.adapters.starts import from_table
 from whereformer.adapters.swap import Equipped
 from whereformer.encoding import PositionEncoding
-from whereformer.encodings import BEiT, Learned, RoPEMixed, Swin
+from whereformer.encodings import BEiT, RoPEMixed, Swin
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 from whereformer.images import Images
@@ -49,7 +50,7 @@ class EquippedPlain(EquippedStemmed):
         cast(Any, super()).set_grad_checkpointing(enable)
         for module in self.modules():
             if "grad_checkpointing" in module.__dict__:
-                module.grad_checkpointing = enable and isinstance(module, EquippedBlock)
+                cast(Any, module).grad_checkpointing = enable and isinstance(module, EquippedBlock)
 
 
 class EquippedPatchEmbed(Equipped, *((PatchEmbed,) if TYPE_CHECKING else ())):
@@ -109,16 +110,7 @@ def any_of(*starts: Start | None) -> Start | None:
 
 def rows(table: Tensor | None) -> Start | None:
     """`learned` goes on from a table [1, prefix rows + patches, dim]; or [1, height, width, dim]."""
-    if table is None:
-        return None
-
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Learned)
-        if fits:
-            encoding.start_from(table.flatten(0, -2))
-        return fits
-
-    return start
+    return None if table is None else from_table(table.flatten(0, -2))
 
 
 def offsets(*tables: Tensor | None) -> Start | None:

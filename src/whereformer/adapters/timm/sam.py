@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any, cast
 
-import torch
 from timm.layers.patch_dropout import PatchDropout
 from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
@@ -11,15 +10,16 @@ from torch import nn
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Grids, Host, Image, Own, Stage, Start, on_the_whole
 from whereformer.adapters.timm.parts import EquippedPlain, attends, fused, joined, rotations, rows, swaps
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Decomposed
+from whereformer.adapters.timm.starts import from_decomposed
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 
 def sam(model: VisionTransformerSAM) -> Host:
     if isinstance(model.patch_drop, PatchDropout):
-        raise InputError("equip: the model drops patches of an image that stays one; build it with patch_drop_rate=0")
+        raise InputError(
+            "equip: the model drops patches of an image that stays one; build it with patch_drop_rate=0"
+        )
     blocks = [
         Block(
             block,
@@ -36,7 +36,7 @@ def sam(model: VisionTransformerSAM) -> Host:
     if model.rope_global is not None and rotations(model.rope_global) != rotations(model.rope_window):
         relative = None  # two rotations
     return Host(
-        [Stage(model.embed_dim, first.num_heads, Grid(*model.patch_embed.grid_size), blocks, Image())],
+        [Stage(model.embed_dim, first.num_heads, Grid(*cast(Any, model.patch_embed).grid_size), blocks, Image())],
         own=[
             Own(model, "pos_embed"),
             Own(model, "rope_global"),
@@ -63,19 +63,7 @@ def _window(size: int, attention: nn.Module, grid: Grid) -> tuple[Grid, Grid]:
 
 
 def _strips(attention: Any) -> Start | None:
-    if not attention.use_rel_pos:
-        return None
-    tables = attention.rel_pos_h, attention.rel_pos_w
-
-    @torch.no_grad()
-    def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, Decomposed) and not encoding.scaled
-        if fits:
-            encoding.rows.copy_(tables[0])
-            encoding.columns.copy_(tables[1])
-        return fits
-
-    return start
+    return from_decomposed(attention.rel_pos_h, attention.rel_pos_w) if attention.use_rel_pos else None
 
 
 HOSTS: Hosts = {VisionTransformerSAM: sam}

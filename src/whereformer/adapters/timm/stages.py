@@ -1,4 +1,4 @@
-"""timm's CrossViT, PiT and VOLO: ordinary attention in several branches, on grids that are pooled, behind a stem."""
+"""timm's CrossViT, PiT and VOLO: ordinary attention in branches, on pooled grids, behind a stem."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Fixed, Host, Image, Own, Place, Stage
 from whereformer.adapters.swap import Equipped
-from whereformer.adapters.timm.parts import EquippedPlain, EquippedStemmed, attends, fused, rows
+from whereformer.adapters.timm.parts import EquippedStemmed, attends, fused, rows
 from whereformer.adapters.timm.vit import EquippedVisionAttention
 from whereformer.grid import Grid
 
@@ -59,19 +59,20 @@ class EquippedMap(Equipped, *((ConvEmbedding, Pooling) if TYPE_CHECKING else ())
 
 
 def volo(model: VOLO) -> Host:
-    """Outlookers are its stem: they attend by a linear layer of the one patch in the middle, to which none is a key.
+    """Outlookers are its stem: they attend by a linear layer of the patch in the middle, without keys.
 
     So are they for its own table, which comes after them. In the last blocks the class token alone asks.
     """
+    table = cast(Tensor, model.pos_embed)
     found = [block for stage in model.network for block in stage.modules() if isinstance(block, Transformer)]
     attentions = [block.attn for block in found]
     blocks = [
-        Block(block, [attends(attention)], rows(model.pos_embed) if n == 0 else None)
+        Block(block, [attends(attention)], rows(table) if n == 0 else None)
         for n, (block, attention) in enumerate(zip(found, attentions, strict=True))
     ]
     heads, dim = attentions[0].num_heads, attentions[0].proj.out_features
     return Host(
-        [Stage(dim, heads, Grid(*model.pos_embed.shape[1:3]), blocks, Image())],
+        [Stage(dim, heads, Grid(*table.shape[1:3]), blocks, Image())],
         own=[Own(model, "pos_embed", 0.0)],
         switches=fused(attentions),
         behaviour=EquippedStemmed,

@@ -12,13 +12,19 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelSca
 from torch import Tensor, nn
 
 from whereformer.adapters import host
-from whereformer.adapters.behaviours import EquippedAttention, EquippedModel, attend, held
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedModel,
+    attend,
+    held,
+)
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage
+from whereformer.adapters.starts import from_table
 from whereformer.adapters.timm.parts import EquippedPatchDropout, attends, fused
 from whereformer.attention import encode
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Learned
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
@@ -38,16 +44,11 @@ def vit(model: VisionTransformer) -> Host:
             " build the model with dynamic_img_size=True"
         )
 
-    def start(encoding: PositionEncoding) -> bool:
-        if not isinstance(encoding, Learned) or model.pos_embed is None:
-            return False
-        encoding.start_from(model.pos_embed[0])
-        return True
-
+    start = None if model.pos_embed is None else from_table(model.pos_embed[0])
     attentions = [[_attention(m) for m in block.modules() if type(m) in KINDS] for block in model.blocks]
     heads = next((found[0].heads for found in attentions if found), None) or 1
     blocks = [
-        Block(block, found, start if number == 0 else None)
+        Block(block, found, start if number == 0 else None, _behaviour(block, found))
         for number, (block, found) in enumerate(zip(model.blocks, attentions, strict=True))
     ]
     dropout = [(model.patch_drop, EquippedPatchDropout)] if isinstance(model.patch_drop, PatchDropout) else []
@@ -70,9 +71,13 @@ KINDS = {
 }
 """The attentions that are known, exactly these, as a subclass may do something else; and what each takes.
 
-The last two are differences of two attentions, with queries and keys of half the features of values: encodings speak
-in both of them.
+The last two are differences of two attentions, with queries and keys of half the features of values: encodings
+speak in both of them.
 """
+
+
+def _behaviour(block: nn.Module, found: list[host.Attention]) -> type[EquippedBlock] | None:
+    return EquippedBlockThatAttends if any(attention.module is block for attention in found) else None
 
 
 def _attention(module: nn.Module) -> host.Attention:

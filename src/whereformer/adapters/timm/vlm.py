@@ -50,7 +50,9 @@ def gemma(model: Gemma4VitEncoder | Gemma4VitClassifier) -> Host:
     configured = (cast(Any, model).pretrained_cfg or {}).get("input_size", (3, 768, 768))
     grid = Grid(*(n // p for n, p in zip(configured[-2:], encoder.patch_size, strict=True)))
     attentions = [block.attn for block in encoder.blocks]
-    blocks = [Block(block, [attends(attention)]) for block, attention in zip(encoder.blocks, attentions, strict=True)]
+    blocks = [
+        Block(block, [attends(attention)]) for block, attention in zip(encoder.blocks, attentions, strict=True)
+    ]
     return Host(
         [Stage(encoder.embed_dim, attentions[0].num_heads, grid, blocks)],
         own=[
@@ -91,7 +93,7 @@ class EquippedGemmaPatchEmbed(Equipped, *((Gemma4PatchEmbed,) if TYPE_CHECKING e
             (height, width), (down, right) = x.shape[-2:], self.patch_size
             self.place.grid = Grid(height // down, width // right)
         else:
-            self.place.grid = Rows.of(out[1].flip(-1), 0)
+            self.place.grid = cast(Any, Rows.of(out[1].flip(-1), 0))
         return out
 
 

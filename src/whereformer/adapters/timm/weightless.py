@@ -1,14 +1,13 @@
-"""timm's XCiT and CoaT: their attention has no weights between patches, so that encodings of tokens alone can speak.
+"""timm's XCiT and CoaT: their attention has no weights between patches, only encodings of tokens can speak.
 
-XCiT's is between channels; CoaT's is factorised, q (softmax(k)ᵀ v), in which pairs of patches never meet. XCiT's last
-blocks have weights, but there the class token alone asks, which has no place.
+XCiT's last blocks have weights, but there the class token alone asks, which has no place.
 """
 
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from timm.models.coat import CoaT, ConvPosEnc, ConvRelPosEnc
-from timm.models.xcit import ConvPatchEmbed, PositionalEncodingFourier, Xcit
+from timm.models.xcit import ConvPatchEmbed, Xcit
 from torch import Tensor, nn
 
 from whereformer.adapters.find import Hosts
@@ -19,11 +18,17 @@ from whereformer.encoding import PositionEncoding
 from whereformer.encodings import XCiT
 from whereformer.grid import Grid
 
+CHANNELS = "is between channels: patches never meet in pairs"
+FACTORISED = "is factorised, q (softmax(k)ᵀ v): patches never meet in pairs"
+
 
 def xcit(model: Xcit) -> Host:
-    embed, own = model.patch_embed, model.pos_embed
+    embed, own = cast(Any, model.patch_embed), cast(Any, model.pos_embed)
     stride = embed.patch_size
-    blocks = [Block(block, start=_features(own) if n == 0 else None) for n, block in enumerate(model.blocks)]
+    blocks = [
+        Block(block, start=_features(own) if n == 0 else None, deaf=CHANNELS)
+        for n, block in enumerate(model.blocks)
+    ]
     heads = cast(Any, model.blocks[0]).attn.num_heads
     grid = Grid(embed.img_size[0] // stride, embed.img_size[1] // stride)
     fourier = own and f"xcit(channels={own.hidden_dim}, temperature={float(own.temperature)})"
@@ -42,13 +47,13 @@ class EquippedConvPatchEmbed(Equipped, *((ConvPatchEmbed,) if TYPE_CHECKING else
 
     place: Place
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        x, size = super().forward(x)
-        self.place.grid = Grid(*size)
-        return x, size
+    def forward(self, x: Tensor) -> Any:
+        out = super().forward(x)
+        self.place.grid = Grid(*out[1])
+        return out
 
 
-def _features(own: PositionalEncodingFourier | None) -> Start | None:
+def _features(own: Any) -> Start | None:
     if own is None:
         return None
 
@@ -73,7 +78,11 @@ def coat(model: CoaT) -> Host:
         blocks: Any = getattr(model, f"serial_blocks{number}")
         heads = blocks[0].factoratt_crpe.num_heads
         grid = Grid(*embed.grid_size, prefix=1)
-        stages.append(Stage(embed.proj.out_channels, heads, grid, [Block(b) for b in blocks], Sized(prefix=1)))
+        stages.append(
+            Stage(
+                embed.proj.out_channels, heads, grid, [Block(b, deaf=FACTORISED) for b in blocks], Sized(prefix=1)
+            )
+        )
     own = [
         Own(holder, name, silent.train(model.training), counts=holder is model)
         for holder in model.modules()
