@@ -13,6 +13,7 @@ from torch.func import functional_call
 from whereformer.adapters.behaviours import EquippedOnMap
 from whereformer.adapters.host import Attention, Block, Channels, Host, Image, Layout, Own, Place, Sized, Stage
 from whereformer.adapters.swap import Equipped
+from whereformer.errors import InputError
 from whereformer.grid import Grid
 
 CHANNELS, IMAGE, SIZED = Channels(), Image(), Sized()
@@ -149,6 +150,9 @@ def look(
     images = torch.empty(2, getattr(model, "in_chans", 3), *size, device="meta", dtype=like.dtype)
     try:
         functional_call(model, state, images)
+    except (RuntimeError, AssertionError) as error:
+        name = type(model).__name__
+        raise InputError(f"equip: {name} does not take images of {size[0]} x {size[1]}, its home size") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -157,13 +161,20 @@ def look(
     return seen
 
 
+def reduced(grid: Iterable[int], model: Any, stage: int = 0) -> tuple[int, int]:
+    """The size in pixels of images whose map is such a grid in a stage."""
+    height, width = (n * model.feature_info[stage]["reduction"] for n in grid)
+    return height, width
+
+
 def home_size(model: Any) -> tuple[int, int]:
     """The height and width in pixels that a timm model was built for."""
     for holder in (getattr(model, "patch_embed", None), model):
         size = getattr(holder, "img_size", None)
         if size is not None:
             return (size, size) if isinstance(size, int) else tuple(size)
-    return tuple(model.pretrained_cfg["input_size"][1:])
+    _, height, width = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    return height, width
 
 
 def _several(found: Attention | list[Attention]) -> list[Attention]:

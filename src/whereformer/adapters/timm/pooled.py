@@ -11,7 +11,7 @@ from torch import Tensor
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnImage, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Host, Layout, Own, Place, Sized, Start
-from whereformer.adapters.timm.family import IMAGE, Family
+from whereformer.adapters.timm.family import IMAGE, Family, reduced
 from whereformer.adapters.timm.grids import between
 from whereformer.adapters.timm.starts import from_abs_win, from_decomposed, from_learned
 from whereformer.errors import InputError
@@ -242,6 +242,7 @@ MVIT = Family(
         mvitv2.MultiScaleAttention: mvit_own,
         mvitv2.MultiScaleVit: lambda m: [] if m.pos_embed is None else [Own(m, "pos_embed")],
     },
+    size=lambda model: reduced(model.stages[0].feat_size, model),
 )
 
 

@@ -13,7 +13,7 @@ from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
-from whereformer.adapters.timm.family import CHANNELS, Family
+from whereformer.adapters.timm.family import CHANNELS, Family, reduced
 from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
 from whereformer.attention import said
@@ -93,6 +93,7 @@ LEVIT = Family(
     blocks={levit.LevitBlock: levit_layout, levit.LevitDownsample: levit_layout},
     attentions={levit.Attention: levit_attention, levit.AttentionDownsample: levit_downsample},
     own={levit.Attention: own_biases, levit.AttentionDownsample: own_biases},
+    size=lambda model: reduced(model.stages[0].blocks[0].attn.resolution, model),
 )
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -184,6 +185,7 @@ EFFICIENTFORMER_V2 = Family(
         efficientformer_v2.Attention2dDownsample: map_downsample,
     },
     own=dict.fromkeys((efficientformer_v2.Attention2d, efficientformer_v2.Attention2dDownsample), own_biases),
+    size=lambda model: reduced(model.stages[-1].blocks[-1].token_mixer.resolution, model, -1),
 )
 
 # ---------------------------------------------------------------------------------------------------------------
