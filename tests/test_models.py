@@ -161,7 +161,9 @@ def test_names():
     assert names("dinov3")
     assert all("dinov3" in name for name in names("dinov3"))
     assert names("swinv2_tiny*256") == ["swinv2_tiny_window8_256", "swinv2_tiny_window16_256"]
-    with pytest.raises(InputError, match="no architecture of timm is like it .did you mean 'vit_tiny_patch16_224'"):
+    with pytest.raises(
+        InputError, match="no architecture of timm is like it .did you mean 'vit_tiny_patch16_224'"
+    ):
         names("vit_tinny_patch16_224")
 
 

@@ -301,8 +301,8 @@ def test_patches_of_tnt_attend_with_biases():
 @pytest.mark.parametrize(
     ("family", "text", "match"),
     [
-        ("xcit", "irpe", "a XCABlock, which has none that takes it .its attention is between channels"),
-        ("coat", "rope_axial", "a SerialBlock, which has none that takes it .its attention is factorised"),
+        ("xcit", "irpe", "a XCABlock, which has none that takes it: its attention is between channels"),
+        ("coat", "rope_axial", "a SerialBlock, which has none that takes it: its attention is factorised"),
         ("differential", "lepe", "speaks at values, but a DiffAttention takes rotations, biases"),
     ],
 )
