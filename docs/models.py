@@ -4,6 +4,7 @@ With a file that `whereformer models --json` wrote, of those in the file.
 """
 
 import json
+import re
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +14,8 @@ from whereformer.catalog import parse, spell
 
 PAGE = Path(__file__).parent / "models.md"
 START, END = "<!-- families -->\n", "<!-- /families -->"
+BLOCKS = r"(?:^|, )(?:range\(\d+, \d+\)|\d+): "
+"""In the text of encodings for some blocks."""
 HEADER = ["family", "architectures", "tokens", "q, k", "logits", "values", "says itself"]
 
 
@@ -40,7 +43,9 @@ def _says(one: Architecture) -> str:
     """The names of the encodings that equal what it says itself; or those of its attributes."""
     if not one.equal:
         return f"*{one.own}*" if one.own else "nothing"
-    return " + ".join(f"`{spell(factory).partition('(')[0]}`" for factory in parse(one.own.rpartition(": ")[2]))
+    texts = [text for text in re.split(BLOCKS, one.own) if text]
+    said = dict.fromkeys(spell(factory).partition("(")[0] for text in texts for factory in parse(text))
+    return " + ".join(f"`{name}`" for name in said)
 
 
 def _missed(one: Architecture) -> str:

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
-from timm_small import FAMILIES, close, images, make, randomise
 from torch import nn
 
+from timm_small import FAMILIES, close, images, make, randomise
 from whereformer import Grid, InputError, PositionEncoding, describe, equip, unequip
 from whereformer.adapters.find import host_of
 from whereformer.grid import Points

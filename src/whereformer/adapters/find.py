@@ -33,8 +33,8 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
         grid: the home grid, for a model that does not know it.
 
     Raises:
-        InputError: it is of no known kind, has nothing that could take an encoding, or is wrapped in something that
-            must come after.
+        InputError: it is of no known kind, has nothing that takes encodings, or is wrapped in something that must
+            come after.
     """
     refuse_wrapped(model, "equip")
     name = type(model).__name__
