@@ -158,7 +158,9 @@ def look(
         for hook in hooks:
             hook.remove()
         for module in model.modules():
-            getattr(module, "attention_bias_cache", {}).pop("meta", None)  # timm keeps what it computed
+            getattr(
+                module, "attention_bias_cache", {}
+            ).clear()  # timm keeps what it computed, and no copy can be made
     return seen
 
 
