@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import timm
@@ -74,8 +75,11 @@ TOKENS_ALONE = {"Xcit", "CoaT", "EdgeNeXt"}
 """Those without attention over a grid."""
 
 
-def test_every_family_is_in_the_sample():
+def test_every_family_is_in_the_sample_and_on_the_page():
     assert SAMPLE.keys() == {kind.__name__ for kind in HOSTS}
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    for kind in HOSTS:
+        assert f"| {kind.__module__.rpartition('.')[2]} |" in page
 
 
 @pytest.mark.parametrize("kind", SAMPLE)

@@ -48,7 +48,7 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
                 raise InputError(f"equip: grid={grid}, but {name} knows its own")
             host = make(model)
             if not host.stages:
-                raise InputError(f"equip: nothing in this {name} attends over a grid")
+                raise InputError(f"equip: no block of this {name} takes an encoding")
             return host
         if not isinstance(grid, Grid):
             raise InputError(f"equip: {name} does not know where its tokens are; say it: grid=Grid(...)")

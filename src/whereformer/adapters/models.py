@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from whereformer.adapters.attends import attending
 from whereformer.adapters.find import host_of
-from whereformer.adapters.host import Attention, Host
+from whereformer.adapters.host import Attention, Host, Own
 from whereformer.adapters.seats import spelled
 from whereformer.encoding import MOMENTS
 from whereformer.errors import InputError
@@ -134,14 +134,14 @@ def _described(name: str, family: str, attends: bool, host: Host) -> Architectur
     first = next((attention for found in heard for attention in found), None)
     dim = first.dim if first is not None and first.dim else stage.dim
     heads = first.heads if first is not None and first.heads else stage.heads
-    own = {own.name: None for own in host.own if own.counts and getattr(own.module, own.name, None) is not None}
+    own = [_name(own) for own in host.own if own.counts and getattr(own.module, own.name, None) is not None]
     return Architecture(
         name,
         family,
         attends,
         True,
         takes,
-        ", ".join(own) if host.equal is None else _text(host.equal),
+        ", ".join(dict.fromkeys(own)) if host.equal is None else _text(host.equal),
         host.equal is not None,
         (stage.grid.height, stage.grid.width),
         stage.grid.prefix,
@@ -149,6 +149,11 @@ def _described(name: str, family: str, attends: bool, host: Host) -> Architectur
         dim // heads,
         next((f"attention {block.deaf}" for block in blocks if block.deaf), ""),
     )
+
+
+def _name(own: Own) -> str:
+    """The attribute's; where that is a number, as in a Sequential, that of what stands there."""
+    return type(getattr(own.module, own.name)).__name__ if own.name.isdecimal() else own.name
 
 
 def _text(equal: str | Mapping[Any, str]) -> str:
