@@ -17,6 +17,8 @@ from whereformer.adapters.seats import spelled
 from whereformer.encoding import MOMENTS
 from whereformer.errors import InputError
 
+NONE = "no attention over a grid"
+
 _attends: dict[type[nn.Module], bool] = {}
 """The classes of modules that have been watched, and whether they attend over a grid."""
 
@@ -119,7 +121,7 @@ def look(name: str, *, watch: bool = True) -> Architecture:
     try:
         host = host_of(model)
     except InputError as error:
-        return Architecture(name, family, attends, why=_reason(error) if attends else "no attention over a grid")
+        return Architecture(name, family, attends, why=NONE if watch and not attends else _reason(error))
     return _described(name, family, attends, host)
 
 
