@@ -136,26 +136,28 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:
-    block, layout, itself = seat.block, stage.layout, None
-    for heard in seat.attentions:
-        attention, module = heard.attention, heard.attention.module
-        mine = {"place": place, "grids": attention.grids, "home": attention.home or stage.grid}
-        if module is block.module and not isinstance(module, nn.MultiheadAttention):
-            itself = mine, heard.encodings
-        elif heard.encodings:
-            behaviour = attention.behaviour or _behaviour(module)
-            swap_class(module, behaviour, encodings=_modules(heard.encodings, module), **mine)
-    speaking = [heard.attention.module for heard in seat.attentions if heard.encodings]
-    if isinstance(block.module, Equipped) or not (layout is TOKENS or seat.tokens or speaking):
-        return  # an attention alone; or a block that is told the grid, and is silent
-    if itself is None:
-        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
-    else:
-        mine, encodings = itself
-        both = list(dict.fromkeys([*seat.tokens, *encodings]))
-        _swap_block(
-            block.module, both, layout=layout, behaviour=block.behaviour or EquippedBlockThatAttends, **mine
+    block, layout = seat.block, stage.layout
+    speaking = [heard for heard in seat.attentions if heard.encodings]
+    if block.behaviour is EquippedBlockThatAttends:
+        (heard,) = seat.attentions
+        both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
+        more = {"grids": heard.attention.grids, "home": heard.attention.home or stage.grid}
+        _swap_block(block.module, both, place, layout, block.behaviour, **more)
+        return
+    for heard in speaking:
+        attention = heard.attention
+        swap_class(
+            attention.module,
+            attention.behaviour or _behaviour(attention.module),
+            encodings=_modules(heard.encodings, attention.module),
+            place=place,
+            grids=attention.grids,
+            home=attention.home or stage.grid,
         )
+    attentions = [heard.attention.module for heard in speaking]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
+    _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
 
 
 def _swap_block(

@@ -44,7 +44,7 @@ class Layout:
 
 
 class Counted(Layout):
-    """Tokens [batch, tokens, dim], on the grid that the place has, behind prefix tokens: all that are left over."""
+    """Tokens [batch, tokens, dim], on the place's grid, behind as many prefix tokens as are left over."""
 
     def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
@@ -114,7 +114,11 @@ TOKENS = Layout()
 # The parts of a model.
 
 Grids = Callable[[nn.Module, Grid], tuple[Grid, Grid]]
-"""From an attention and the grid of its block to the grids of its queries and of its keys."""
+"""From an attention and the grid of its block to the grids of its queries and of its keys.
+
+If one is coarser, its tokens are `Points` of the finer grid, as offsets between two grids count patches in one
+unit. The finer grid is the home of encodings.
+"""
 
 Start = Callable[[PositionEncoding], bool]
 """Lets a new encoding go on from what the model has itself, if that is of its kind; whether it was."""
