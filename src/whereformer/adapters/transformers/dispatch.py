@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, attend, held
@@ -76,6 +76,11 @@ class EquippedDispatch(EquippedAttention):
 
 class EquippedLayer(EquippedBlock):
     """Computed again, by transformers' checkpointing, on the grid that it was computed on."""
+
+    @staticmethod
+    def named(original: type[nn.Module]) -> str:
+        """Its own name, by which device maps and FSDP keep a layer whole."""
+        return original.__name__
 
     @property
     def _gradient_checkpointing_func(self) -> Callable[..., Any]:
