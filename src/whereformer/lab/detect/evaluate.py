@@ -111,14 +111,11 @@ def evaluate(
     for number, one in enumerate(coco["annotations"], 1):
         one["id"] = number  # 0 would say "not matched"
     rows = _checked(truth, predictions)
-    if areas == "share":
-        scale = {one.id: COCO_IMAGE / (one.width * one.height) for one in truth.pictures}
-        for one in coco["annotations"]:
-            one["area"] *= scale[one["image_id"]]
     known = COCO(coco)
     guessed = known.loadRes(rows)
     if areas == "share":
-        for one in guessed.dataset["annotations"]:
+        scale = {one.id: COCO_IMAGE / (one.width * one.height) for one in truth.pictures}
+        for one in (*known.dataset["annotations"], *guessed.dataset["annotations"]):
             one["area"] *= scale[one["image_id"]]
     found = COCOeval_faster(known, guessed, "bbox")
     found.params.maxDets = [1, 10, MOST]
@@ -172,7 +169,9 @@ def _checked(truth: Annotations, predictions: Sequence[Prediction]) -> list[dict
         if image not in images:
             raise InputError(f"predictions[{place}]: image_id={image!r} is none of the {len(images)} images")
         if category not in categories:
-            raise InputError(f"predictions[{place}]: category_id={category!r}, expected one of {sorted(categories)}")
+            raise InputError(
+                f"predictions[{place}]: category_id={category!r}, expected one of {sorted(categories)}"
+            )
         if len(numbers) != 5 or not all(map(math.isfinite, numbers)):
             raise InputError(f"predictions[{place}]: {one!r}, expected four finite numbers and a score")
         rows.append({"image_id": image, "category_id": category, "bbox": numbers[:4], "score": numbers[4]})
@@ -180,7 +179,7 @@ def _checked(truth: Annotations, predictions: Sequence[Prediction]) -> list[dict
 
 
 def _scores(found: Mapping[str, Any], categories: slice) -> Scores:
-    """From precision [overlaps, recalls, categories, areas, counts] and recall, without recalls; −1 is no number."""
+    """From precision [overlaps, recalls, categories, sizes, counts] and recall, without recalls; −1: none."""
     precision, recall = found["precision"][:, :, categories], found["recall"][:, categories]
     all_sizes, most = 0, 2
 

@@ -39,7 +39,7 @@ class Header:
     @property
     def upright(self) -> tuple[int, int]:
         """Width and height as viewers show it."""
-        return self.size[::-1] if self.turned else self.size
+        return (self.height, self.width) if self.turned else self.size
 
 
 class Tree:
