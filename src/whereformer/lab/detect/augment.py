@@ -160,7 +160,10 @@ def collate(samples: Sequence[Sample], multiple: int = 1) -> dict[str, Any]:
         "pixel_values": pixels,
         "pixel_mask": mask,
         "labels": [
-            {"class_labels": target["labels"], "boxes": in_parts(target["boxes"], (image.shape[1], image.shape[2]))}
+            {
+                "class_labels": target["labels"],
+                "boxes": in_parts(target["boxes"], (image.shape[1], image.shape[2])),
+            }
             for image, target in samples
         ],
         "image_id": torch.stack([target["image_id"] for target in targets]),

@@ -54,7 +54,9 @@ class BoxedImages(Dataset[Sample]):
 
         picture = self.annotations.pictures[index]
         size = picture.height, picture.width
-        image = tv_tensors.Image(F.pil_to_tensor(self.annotations.tree.image(picture.file, (picture.width, picture.height))))
+        image = tv_tensors.Image(
+            F.pil_to_tensor(self.annotations.tree.image(picture.file, (picture.width, picture.height)))
+        )
         boxes = self.annotations.of(index)
         if not self.crowds:
             boxes = boxes[~boxes.crowd]

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whereformer.errors import InputError, check_one_of
@@ -15,6 +17,7 @@ COCO_IMAGE = 640 * 480  # pixels of an image of the size that COCO's bounds of s
 AREAS = ("pixels", "share")
 ROW = ("AP", "AP50", "AP75", "APS", "APM", "APL")
 
+Array = NDArray[Any]
 Prediction = Mapping[str, Any]  # {"image_id", "category_id", "bbox": [left, top, width, height], "score"}
 
 
@@ -118,15 +121,12 @@ def evaluate(
         for one in (*known.dataset["annotations"], *guessed.dataset["annotations"]):
             one["area"] *= scale[one["image_id"]]
     found = COCOeval_faster(known, guessed, "bbox")
-    found.params.maxDets = [1, 10, MOST]
-    found.evaluate()
-    found.accumulate()
-    counts = (~truth.boxes.crowd).long().new_zeros(len(truth.categories))
-    counts.index_add_(0, truth.boxes.labels, (~truth.boxes.crowd).long())
+    counts = _counts(known.dataset, found.params.areaRng)
+    precision, recall = _exactly(found, counts)
     return Metrics(
-        overall=_scores(found.eval, slice(None)),
-        per_category={name: _scores(found.eval, slice(k, k + 1)) for k, name in enumerate(truth.names)},
-        boxes=dict(zip(truth.names, counts.tolist(), strict=True)),
+        overall=_scores(precision, recall),
+        per_category={name: _scores(precision[:, :, [k]], recall[:, [k]]) for k, name in enumerate(truth.names)},
+        boxes=dict(zip(truth.names, counts[:, 0].tolist(), strict=True)),
         images=len(truth),
         predictions=len(rows),
     )
@@ -178,9 +178,37 @@ def _checked(truth: Annotations, predictions: Sequence[Prediction]) -> list[dict
     return rows
 
 
-def _scores(found: Mapping[str, Any], categories: slice) -> Scores:
-    """From precision [overlaps, recalls, categories, sizes, counts] and recall, without recalls; −1: none."""
-    precision, recall = found["precision"][:, :, categories], found["recall"][:, categories]
+def _counts(coco: dict[str, Any], bounds: Sequence[Sequence[float]]) -> Array:
+    """How many objects there are to find of each category and within each of the `bounds` of area."""
+    rows = {one["id"]: row for row, one in enumerate(coco["categories"])}
+    counts = np.zeros((len(rows), len(bounds)), dtype=int)
+    for one in coco["annotations"]:
+        within = [low <= one["area"] <= high for low, high in bounds]
+        counts[rows[one["category_id"]]] += np.array(within) & (not one["iscrowd"])
+    return counts
+
+
+def _exactly(found: Any, counts: Array) -> tuple[Array, Array]:
+    """Precision [overlaps, recalls, categories, sizes, most] and recall, without recalls; −1 where nothing is.
+
+    pycocotools divides by how many were predicted plus the spacing of floating numbers at 1, which differs from a
+    plain quotient for one prediction alone: if the surest is right and the next is not, precision is that much
+    less than 1. What precision is when a second object is found tells that, so it is asked for too.
+    """
+    asked, second = found.params.recThrs, 1.5 / np.maximum(counts, 1)
+    found.params.recThrs = np.unique([*asked, *second.flat])
+    found.params.maxDets = [1, 10, MOST]
+    found.evaluate()
+    found.accumulate()
+    precision, recall = found.eval["precision"], found.eval["recall"]
+    categories, sizes = np.indices(counts.shape)
+    then = precision[:, np.searchsorted(found.params.recThrs, second), categories, sizes]
+    precision = precision[:, np.searchsorted(found.params.recThrs, asked)]
+    once = (precision == 1) & (then < 1)[:, None]
+    return np.where(once, 1 / (1 + np.spacing(1)), precision), recall
+
+
+def _scores(precision: Array, recall: Array) -> Scores:
     all_sizes, most = 0, 2
 
     def mean(values: Any) -> float | None:

@@ -92,9 +92,9 @@ def _detection(name: str, raws: Mapping[str, Raw], trees: Mapping[str, Tree], br
     if "validation" in examined:
         return Detection(name, train, examined["validation"][0].relabelled(train.categories), reports)
     order = shuffled(len(train), 0, 0)
-    count = round(HELD_OUT * len(order))
-    if not 0 < count < len(order):
-        raise InputError(f"{reports[0].name}: {len(order)} images are too few to hold some out for testing")
+    count = max(1, round(HELD_OUT * len(order)))
+    if count == len(order):
+        raise InputError(f"{reports[0].name}: one image is left, expected another one to test on")
     held, kept = sorted(order[:count]), sorted(order[count:])
     return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True)
 

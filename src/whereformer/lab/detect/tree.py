@@ -14,7 +14,7 @@ from whereformer.errors import InputError
 READERS = 8  # threads that read the headers of images
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 TAIL = 64  # bytes in which the end of an image is looked for
-TURNED = range(5, 9)  # EXIF orientations that exchange width and height
+ORIENTATION, TURNED = 0x0112, range(5, 9)  # EXIF: its tag, and the values that exchange width and height
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 
 Progress = Callable[[int, int], None]  # how many of how many images are done
@@ -156,7 +156,8 @@ class Tree:
 
         try:
             with self._open(name) as file, Image.open(file) as image:
-                header = Header(*image.size, turned=image.getexif().get(0x0112) in TURNED)
+                known = image.format != "PNG" or "exif" in image.info  # else a PNG is decoded to look for it
+                header = Header(*image.size, turned=known and image.getexif().get(ORIENTATION) in TURNED)
                 end = ENDS.get(image.format or "")
                 if end is None or end not in self._tail(name):  # it may be cut short: only decoding tells
                     image.load()
