@@ -169,6 +169,15 @@ def test_an_image_cut_short_is_found_in_a_zip(tmp_path, compression):
     assert "truncated" in str(headers["short.jpg"])
 
 
+def test_damage_inside_is_found_by_decoding(tmp_path):
+    path = picture(tmp_path / "1.png", 64, 64)
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 255
+    path.write_bytes(damaged)
+    assert not isinstance(Tree(tmp_path).headers(["1.png"])["1.png"], str)
+    assert "broken data stream" in str(Tree(tmp_path, decode=True).headers(["1.png"])["1.png"])
+
+
 def test_only_headers_of_whole_images_are_read(tree, monkeypatch):
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     assert all(not isinstance(header, str) for header in tree.headers(tree.names).values())

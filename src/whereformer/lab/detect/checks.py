@@ -5,13 +5,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from whereformer.errors import InputError, check_one_of
 from whereformer.lab.detect.boxes import Annotations, Category, Picture, boxes_of, starts_of
 from whereformer.lab.detect.tree import Tree
 
 SLACK = 0.5  # pixels that a box may stand over the edge of its image: what rounding does
+LARGEST = 1 << 62  # of ids and coordinates
 EXAMPLES = 5  # findings of each kind that a report shows
 FORMS = ("skip", "refuse")
 
@@ -158,7 +159,7 @@ def examine(raw: Raw, tree: Tree, *, broken: Broken = "skip") -> tuple[Annotatio
 def _categories(raw: Raw) -> tuple[Category, ...]:
     found: dict[int, str] = {}
     for one in raw.categories:
-        if not isinstance(one, Mapping) or type(one.get("id")) is not int:
+        if not isinstance(one, Mapping) or not _is_id(one.get("id")):
             raise InputError(f"{raw.name}: category {_short(one)}, expected one with a whole number as its id")
         name = str(one.get("name", one["id"]))
         if found.setdefault(one["id"], name) != name:
@@ -176,7 +177,7 @@ def _pictures(raw: Raw, tree: Tree, findings: list[Finding]) -> list[Picture]:
     sizes: dict[int, tuple[Any, Any]] = {}
     for one in raw.images:
         number = one.get("id") if isinstance(one, Mapping) else None
-        if type(number) is not int:
+        if not _is_id(number):
             findings.append(Finding("image without id", f"image {_short(number)}", _short(one)))
             continue
         where, name = f"image {number}", one.get("file_name")
@@ -223,7 +224,7 @@ def _rows(
 ) -> dict[int, list[dict[str, Any]]]:
     """The boxes that can be used, of each image."""
     labels = {category.id: label for label, category in enumerate(categories)}
-    listed = {one["id"] for one in raw.images if isinstance(one, Mapping) and type(one.get("id")) is int}
+    listed = {one["id"] for one in raw.images if isinstance(one, Mapping) and _is_id(one.get("id"))}
     rows: dict[int, list[dict[str, Any]]] = {}
     seen: dict[int, tuple[Any, ...]] = {}
     unnamed: list[dict[str, Any]] = []
@@ -236,7 +237,7 @@ def _rows(
             picture = _picture(one, pictures, listed)
             row = _row(one, picture, labels, mended)
             content = (picture.id, row["label"], row["xywh"])
-            if type(number) is not int:
+            if not _is_id(number):
                 mended.append(("annotation without id", f"on {_at(picture)}: it gets a new one"))
                 unnamed.append(row)
             elif seen.setdefault(number, content) is not content:
@@ -258,7 +259,7 @@ def _picture(one: Any, pictures: Mapping[int, Picture], listed: set[int]) -> Pic
     if not isinstance(one, Mapping):
         raise _Skip("not an annotation", f"{_short(one)}, expected an object")
     number = one.get("image_id")
-    if type(number) is not int or number not in listed:
+    if not _is_id(number) or number not in listed:
         raise _Skip("unknown image", f"image {_short(number)} is not in the list")
     if number not in pictures:
         raise _Skip("box of a skipped image", f"image {number}")
@@ -270,7 +271,7 @@ def _row(
 ) -> dict[str, Any]:
     """One box; what had to be mended is noted, with its kind and what stands there."""
     at, category, crowd = _at(picture), one.get("category_id"), one.get("iscrowd", 0)
-    if type(category) is not int or category not in labels:
+    if not _is_id(category) or category not in labels:
         raise _Skip("unknown category", f"{_short(category)}, on {at}")
     if crowd not in (0, 1):
         raise _Skip("iscrowd", f"{_short(crowd)}, on {at}, expected 0 or 1")
@@ -384,7 +385,11 @@ def _is_box(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
+    return type(value) in (int, float) and -LARGEST < value < LARGEST  # pyright: ignore[reportOperatorIssue]
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and abs(value) < LARGEST
 
 
 def _at(picture: Picture) -> str:

@@ -33,7 +33,9 @@ class Detection:
     held_out: bool = False
 
 
-def load(data: Path | str, *, broken: Broken = "skip", on_image: Progress | None = None) -> Detection:
+def load(
+    data: Path | str, *, broken: Broken = "skip", decode: bool = False, on_image: Progress | None = None
+) -> Detection:
     """Reads what lies in a folder or a zip file, whichever format that is.
 
     Without a set "validation", the set "test" is tested on; without that, a quarter of the images, the same at
@@ -42,13 +44,14 @@ def load(data: Path | str, *, broken: Broken = "skip", on_image: Progress | None
     Args:
         data: the folder; zip files in it count as unpacked.
         broken: "skip" leaves broken images and annotations away, "refuse" raises if there are any.
+        decode: whether every image is decoded, to find those that are damaged inside; else its header is read.
         on_image: told how many headers of images are read.
 
     Raises:
         InputError: no format is recognised; the data is refused, or of no use.
     """
     check_one_of("broken", broken, FORMS)
-    tree = Tree(data, on_image)
+    tree = Tree(data, on_image, decode=decode)
     for name, module in FORMATS.items():
         if sets := module.found(tree):
             raws = module.read(tree, _chosen(sets))
@@ -62,6 +65,7 @@ def load_files(
     validation: tuple[Path | str, Path | str] | None = None,
     *,
     broken: Broken = "skip",
+    decode: bool = False,
     on_image: Progress | None = None,
 ) -> Detection:
     """The same from files in COCO's format, each with the folder or the zip file that its images are in.
@@ -71,7 +75,7 @@ def load_files(
     """
     check_one_of("broken", broken, FORMS)
     pairs = {"train": train} | ({"validation": validation} if validation else {})
-    trees = {split: Tree(images, on_image) for split, (_, images) in pairs.items()}
+    trees = {split: Tree(images, on_image, decode=decode) for split, (_, images) in pairs.items()}
     raws = {split: coco.raw(_text(Path(file)), str(file), trees[split]) for split, (file, _) in pairs.items()}
     return _detection("COCO", raws, trees, broken)
 

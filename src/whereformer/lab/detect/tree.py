@@ -4,6 +4,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -50,14 +51,16 @@ class Tree:
     Args:
         root: the folder, or the zip file.
         on_image: told how many headers of how many images are read.
+        decode: whether images are decoded when their headers are read, which finds those that are damaged inside.
 
     Raises:
         InputError: there is no such folder; a zip file in it is damaged.
     """
 
-    def __init__(self, root: Path | str, on_image: Progress | None = None) -> None:
+    def __init__(self, root: Path | str, on_image: Progress | None = None, *, decode: bool = False) -> None:
         self.root = Path(root)
         self.on_image = on_image
+        self.decode = decode
         self.names: dict[str, str | None] = {}  # a name with slashes -> the zip that holds the file, or None
         self._headers: dict[str, Header | str] = {}
         self._archives: dict[str, zipfile.ZipFile] = {}
@@ -95,11 +98,17 @@ class Tree:
         start = f"{folder}/" if folder else ""
         return [name for name in self.names if name.startswith(start)]
 
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # of many kinds, where zip files are damaged
+            raise InputError(f"{str(self.root / name)!r} cannot be read: {error}") from None
+
     def read(self, name: str) -> bytes:
-        """
-        Raises:
-            OSError, zipfile.BadZipFile: the file is gone, or damaged.
-        """
+        """All of a file, however it fails where it is gone or damaged."""
         held = self.names[name]
         if held is None:
             return (self.root / name).read_bytes()
@@ -107,8 +116,12 @@ class Tree:
         return archive.read(name.removeprefix(prefix))
 
     def start(self, name: str, count: int) -> bytes:
-        """The first bytes of a file."""
-        with self._open(name) as file:
+        """The first bytes of a file.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        with self._reading(name), self._open(name) as file:
             return file.read(count)
 
     def text(self, name: str) -> str:
@@ -117,10 +130,8 @@ class Tree:
         Raises:
             InputError: it cannot be read.
         """
-        try:
+        with self._reading(name):
             return self.read(name).decode("utf-8-sig")
-        except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
-            raise InputError(f"{str(self.root / name)!r} cannot be read: {error}") from None
 
     def image(self, name: str, size: tuple[int, int]) -> Any:
         """The image, a PIL one in RGB; turned as its camera was if only so it has the `size`, (width, height).
@@ -141,7 +152,7 @@ class Tree:
         return found
 
     def headers(self, names: Iterable[str]) -> dict[str, Header | str]:
-        """What is known of images without decoding them; a text says why one cannot be read."""
+        """What the headers of images say; or a text, why one cannot be read."""
         asked = list(dict.fromkeys(names))
         new = [name for name in asked if name not in self._headers]
         with ThreadPoolExecutor(READERS) as pool:
@@ -159,7 +170,9 @@ class Tree:
                 known = image.format != "PNG" or "exif" in image.info  # else a PNG is decoded to look for it
                 header = Header(*image.size, turned=known and image.getexif().get(ORIENTATION) in TURNED)
                 end = ENDS.get(image.format or "")
-                if end is None or end not in self._tail(name):  # it may be cut short: only decoding tells
+                if (
+                    self.decode or end is None or end not in self._tail(name)
+                ):  # it may be cut short: only decoding tells
                     image.load()
                 return header
         except Exception as error:  # of many kinds
@@ -207,7 +220,7 @@ class Tree:
         if held not in self._archives:
             try:
                 self._archives[held] = zipfile.ZipFile(self._path(held))
-            except (OSError, zipfile.BadZipFile) as error:
+            except Exception as error:  # of many kinds
                 raise InputError(f"{str(self._path(held))!r} cannot be read: {error}") from None
         folder = held.rpartition("/")[0]
         return self._archives[held], f"{folder}/" if folder else ""
