@@ -178,9 +178,15 @@ def test_damage_inside_is_found_by_decoding(tmp_path):
     assert "broken data stream" in str(Tree(tmp_path, decode=True).headers(["1.png"])["1.png"])
 
 
-def test_only_headers_of_whole_images_are_read(tree, monkeypatch):
+@pytest.mark.parametrize("compression", [None, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_only_headers_of_whole_images_are_read(tree, monkeypatch, compression):
+    if compression is not None:
+        with zipfile.ZipFile(tree.root / "data.zip", "w", compression) as archive:
+            for name in tree.names:
+                archive.write(tree.root / name, f"pictures/{name}")
+        tree = Tree(tree.root / "data.zip")
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    assert all(not isinstance(header, str) for header in tree.headers(tree.names).values())
+    assert {header.size for header in tree.headers(tree.names).values()} == {(40, 30)}
 
 
 def test_a_turned_camera(tmp_path):

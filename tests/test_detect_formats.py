@@ -65,6 +65,17 @@ def test_coco_is_found_wherever_it_lies(tmp_path, layout):
     assert [report.findings for report in data.reports] == [(), ()]
 
 
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one folder of images"])
+def test_images_of_two_sets_may_have_the_same_names(tmp_path, layout):
+    train, images, validation, others = LAYOUTS[layout]
+    for folder, width in ((images, 40), (others, 50)):
+        picture(tmp_path / folder / "1.jpg", width)
+    write(tmp_path, {train: coco([image(1)], []), validation: coco([image(1, width=50)], [])})
+    data = load(tmp_path, broken="refuse")
+    assert [one.file for one in data.train.pictures] == [f"{images}/1.jpg"]
+    assert [one.file for one in data.validation.pictures] == [f"{others}/1.jpg"]
+
+
 def test_zips_count_as_unpacked_where_they_lie(tmp_path):
     laid_out(tmp_path, "coco")
     for name in ("train2017", "val2017", "annotations"):
@@ -107,6 +118,13 @@ def test_a_set_for_testing_stands_in_for_validation(tmp_path):
     picture(tmp_path / "test/8.jpg")
     write(tmp_path, {"train/a.json": coco([image(1)], [box(1, 1)]), "test/a.json": VALIDATION})
     assert [one.id for one in load(tmp_path).validation.pictures] == [8]
+
+
+def test_a_set_for_validation_alone_is_split(tmp_path):
+    for number in range(1, 5):
+        picture(tmp_path / f"val2017/{number}.jpg")
+    data = load(write(tmp_path, {"annotations/instances_val2017.json": coco([image(n) for n in range(1, 5)], [])}))
+    assert (len(data.train), len(data.validation), data.held_out) == (3, 1, True)
 
 
 def test_categories_have_the_numbers_of_the_training_set(tmp_path):

@@ -93,11 +93,6 @@ class Tree:
                 found.add(name)
         return sorted(found)
 
-    def inside(self, folder: str) -> list[str]:
-        """The files in a folder and below it."""
-        start = f"{folder}/" if folder else ""
-        return [name for name in self.names if name.startswith(start)]
-
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         try:
@@ -170,9 +165,8 @@ class Tree:
                 known = image.format != "PNG" or "exif" in image.info  # else a PNG is decoded to look for it
                 header = Header(*image.size, turned=known and image.getexif().get(ORIENTATION) in TURNED)
                 end = ENDS.get(image.format or "")
-                if (
-                    self.decode or end is None or end not in self._tail(name)
-                ):  # it may be cut short: only decoding tells
+                whole = end is not None and end in self._tail(name)
+                if self.decode or not whole:  # it may be cut short: only decoding tells
                     image.load()
                 return header
         except Exception as error:  # of many kinds
