@@ -23,14 +23,18 @@ SAMPLE = 50  # images by which the folder of images is recognised
 LOOKED_FOR = "annotations/instances_<set>.json, <set>/_annotations.coco.json, annotations/<set>.json or <set>.json"
 
 
-def split_of(name: str) -> str | None:
-    """Which set a file or folder is of, by a word in its name.
+def split_of(path: str) -> str | None:
+    """Which set a file or folder is of, by a word in its name, or else in those of the folders above it.
 
-    >>> split_of("instances_train2017"), split_of("valid"), split_of("street")
+    >>> split_of("instances_train2017.json"), split_of("valid/images"), split_of("street")
     ('train', 'validation', None)
     """
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((split for split, spellings in SPLITS.items() if not set(words).isdisjoint(spellings)), None)
+    for name in reversed(path.lower().split("/")):
+        words = set(re.findall(r"[a-z]+", name))
+        for split, spellings in SPLITS.items():
+            if not words.isdisjoint(spellings):
+                return split
+    return None
 
 
 def found(tree: Tree) -> dict[str, str]:
@@ -38,9 +42,7 @@ def found(tree: Tree) -> dict[str, str]:
     sets: dict[str, str] = {}
     files = sorted(_candidates(tree), key=_rank)
     for name in files:
-        path = Path(name)
-        split = split_of(path.stem) or split_of(path.parent.name)
-        if split:
+        if split := split_of(name):
             sets.setdefault(split, name)
     return sets or ({"all": files[0]} if files else {})
 
@@ -103,11 +105,11 @@ def _folder(tree: Tree, name: str, images: list[Any]) -> str:
         raise InputError(
             f"{name!r} lists images such as {sample[0]!r}, but none of them lies in or under {str(tree.root)!r}"
         )
-    stem, parent = Path(name).stem, Path(name).parent.name
+    stem, beside = Path(name).stem, Path(name).parent.as_posix()
 
     def likeness(folder: str) -> tuple[bool, bool, bool, int]:
         last = folder.rpartition("/")[2]
-        same_split = split_of(last) == (split_of(stem) or split_of(parent))
-        return not (last and last in stem), not same_split, folder != str(Path(name).parent), folder.count("/")
+        under = f"{folder}/".startswith(f"{beside}/")
+        return split_of(folder) != split_of(name), not (last and last in stem), not under, folder.count("/")
 
     return min((folder for folder, count in hits.items() if count == most), key=likeness)

@@ -94,10 +94,9 @@ def _above(name: str) -> str:
 
 def _splits(name: str, lists: dict[str, set[str]]) -> Iterator[str]:
     """The sets that an XML file belongs to: by the lists beside its folder, or else by the folders' names."""
-    path = Path(name)
     if lists:
-        yield from (split for split, stems in lists.items() if path.stem in stems)
-    elif split := split_of(path.parent.name) or split_of(path.parent.parent.name):
+        yield from (split for split, stems in lists.items() if Path(name).stem in stems)
+    elif split := split_of(name.rpartition("/")[0]):
         yield split
 
 

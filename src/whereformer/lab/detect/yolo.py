@@ -19,7 +19,7 @@ def found(tree: Tree) -> dict[str, list[str]]:
     sets: dict[str, list[str]] = {}
     for name in images:
         if (folder := _folder(name)) in labelled:
-            split = said.get(folder) or next(filter(None, map(split_of, reversed(folder.split("/")))), "all")
+            split = said.get(folder) or split_of(folder) or "all"
             sets.setdefault(split, []).append(name)
     if len(sets) > 1:
         sets.pop("all", None)
