@@ -231,28 +231,35 @@ def _rows(
 
     for one in raw.annotations:
         number = one.get("id") if isinstance(one, Mapping) else None
-        where = str((isinstance(one, Mapping) and one.get("where")) or f"annotation {_short(number)}")
         mended: list[tuple[str, str]] = []
+        picture = None
         try:
             picture = _picture(one, pictures, listed)
             row = _row(one, picture, labels, mended)
             content = (picture.id, row["label"], row["xywh"])
             if not _is_id(number):
-                mended.append(("annotation without id", f"on {_at(picture)}: it gets a new one"))
+                mended.append(("annotation without id", "it gets a new one"))
                 unnamed.append(row)
             elif seen.setdefault(number, content) is not content:
                 if seen[number] == content:
-                    raise _Skip("repeated annotation id", f"the same box again, on {_at(picture)}")
-                mended.append(("repeated annotation id", f"another box, on {_at(picture)}: it gets a new one"))
+                    raise _Skip("repeated annotation id", "the same box again")
+                mended.append(("repeated annotation id", "another box gets a new one"))
                 unnamed.append(row)
             rows.setdefault(picture.id, []).append(row)
-            findings += [Finding(kind, where, says, "mended") for kind, says in mended]
+            findings += [_finding(one, picture, kind, says, "mended") for kind, says in mended]
         except _Skip as skip:
-            findings.append(Finding(skip.args[0], where, skip.args[1]))
+            kind, says = skip.args
+            findings.append(_finding(one, picture, kind, says, "skipped"))
 
     for number, row in enumerate(unnamed, max(seen, default=0) + 1):
         row["id"] = number
     return rows
+
+
+def _finding(one: Any, picture: Picture | None, kind: str, says: str, fate: Fate) -> Finding:
+    about = one if isinstance(one, Mapping) else {}
+    at = f", on image {picture.id} ({picture.width} x {picture.height})" if picture else ""
+    return Finding(kind, str(about.get("where") or f"annotation {_short(about.get('id'))}"), says + at, fate)
 
 
 def _picture(one: Any, pictures: Mapping[int, Picture], listed: set[int]) -> Picture:
@@ -270,36 +277,36 @@ def _row(
     one: Mapping[str, Any], picture: Picture, labels: Mapping[int, int], mended: list[tuple[str, str]]
 ) -> dict[str, Any]:
     """One box; what had to be mended is noted, with its kind and what stands there."""
-    at, category, crowd = _at(picture), one.get("category_id"), one.get("iscrowd", 0)
+    category, crowd = one.get("category_id"), one.get("iscrowd", 0)
     if not _is_id(category) or category not in labels:
-        raise _Skip("unknown category", f"{_short(category)}, on {at}")
+        raise _Skip("unknown category", _short(category))
     if crowd not in (0, 1):
-        raise _Skip("iscrowd", f"{_short(crowd)}, on {at}, expected 0 or 1")
+        raise _Skip("iscrowd", f"{_short(crowd)}, expected 0 or 1")
     given = one.get("bbox")
     if given is None or given == []:
         given = outline(one.get("segmentation"))
         if given is None:
-            raise _Skip("no box", f"neither a box nor an outline, on {at}")
-        mended.append(("no box", f"its outline gives {_short(given)}, on {at}"))
+            raise _Skip("no box", "neither a box nor an outline")
+        mended.append(("no box", f"its outline gives {_short(given)}"))
     if not _is_box(given):
-        raise _Skip("not a box", f"{_short(given)}, on {at}, expected four finite numbers")
+        raise _Skip("not a box", f"{_short(given)}, expected four finite numbers")
     xywh = tuple(float(number) for number in given)
     if min(xywh[2:]) <= 0:
-        raise _Skip("no area", f"{_short(given)}, on {at}")
+        raise _Skip("no area", _short(given))
     inside = _inside(xywh, picture)
     if min(inside[2:]) <= 0:
-        raise _Skip("outside the image", f"{_short(given)}, on {at}")
+        raise _Skip("outside the image", _short(given))
     clipped = max(abs(a - b) for a, b in zip(_corners(xywh), _corners(inside), strict=True)) > SLACK
     if clipped:
-        mended.append(("partly outside", f"{_short(given)}, on {at}: cut off there"))
+        mended.append(("partly outside", f"{_short(given)} is cut off"))
         xywh = inside
     if wrong := _wrong_mask(one.get("segmentation"), picture):
-        mended.append(("mask", f"{wrong}, on {at}: its box is used"))
+        mended.append(("mask", f"{wrong}: its box is used"))
     area, of_box = one.get("area"), xywh[2] * xywh[3]
     if area is None:
         area = of_box
     elif not (_is_number(area) and area > 0):
-        mended.append(("area", f"{_short(area)}, on {at}: that of its box is used"))
+        mended.append(("area", f"{_short(area)}: that of its box is used"))
         area = of_box
     if clipped:
         area = min(area, of_box)
@@ -390,10 +397,6 @@ def _is_number(value: object) -> bool:
 
 def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and abs(value) < LARGEST
-
-
-def _at(picture: Picture) -> str:
-    return f"image {picture.id} ({picture.width} x {picture.height})"
 
 
 def _times(size: Sequence[Any]) -> str:
