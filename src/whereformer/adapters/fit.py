@@ -1,0 +1,58 @@
+"""A checkpoint in the names of a model."""
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from whereformer.adapters.files import Entries, Entry
+from whereformer.adapters.layouts import recognise
+from whereformer.adapters.layouts.layout import Layout
+from whereformer.adapters.layouts.names import derived, synonyms
+from whereformer.adapters.layouts.ours import encoding_rules
+from whereformer.adapters.layouts.rules import Shape, Step, translate
+
+
+def shapes_of(model: nn.Module) -> dict[str, Shape]:
+    """What a model's state dict holds, on the meta device too."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def in_timms_names(
+    entries: Entries, layout: Layout | None, shapes: Mapping[str, Shape] | None = None
+) -> tuple[dict[str, Entry], list[Step]]:
+    """A checkpoint of some layout under timm's names (transformers' for DETR), without derived buffers."""
+    rules = (*derived(entries, shapes or {}), *(layout.rules if layout else ()))
+    return translate(entries, rules, shapes=shapes)
+
+
+def fitted(entries: Entries, model: nn.Module) -> tuple[dict[str, Entry], list[Step]]:
+    """A checkpoint of any known layout under the names of a model, equipped or not, and every change.
+
+    What the model has no place for stays under the name it came to.
+    """
+    wanted = shapes_of(model)
+    if entries.keys() == wanted.keys():
+        return dict(entries), []
+    found, steps = in_timms_names(entries, recognise(entries), wanted)
+    for rules in (list(synonyms(found, wanted)), list(encoding_rules(model, found))):
+        found, more = translate(found, rules, shapes=wanted, wanted=wanted)
+        steps += more
+    silent = [name for name in found if name not in wanted and _adds_nothing(name, found[name])]
+    steps += [Step(((name, found.pop(name).shape),), (), "a bias of zeros") for name in silent]
+    return found, steps
+
+
+def _adds_nothing(name: str, entry: Entry) -> bool:
+    """The distilled DINOv3 keep biases of zeros, which timm's models lack."""
+    return name.endswith((".q_bias", ".v_bias")) and not entry.read().any()
+
+
+def problems(entries: Entries, wanted: Mapping[str, Shape]) -> Iterator[str]:
+    """What does not fit, in lines."""
+    if missing := sorted(wanted.keys() - entries.keys()):
+        yield f"missing: {', '.join(missing)}"
+    if unexpected := sorted(entries.keys() - wanted.keys()):
+        yield f"unexpected: {', '.join(unexpected)}"
+    for name in sorted(wanted.keys() & entries.keys()):
+        if entries[name].shape != wanted[name]:
+            yield f"{name}: {entries[name].shape}, but the model has {wanted[name]}"
