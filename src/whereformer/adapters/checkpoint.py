@@ -15,8 +15,8 @@ ENCODING_KEY = "whereformer.encoding"
 def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None) -> nn.Module:
     """Load weights into a model: all of them, or none and an error.
 
-    Reads what `whereformer convert` reads: our own files, timm's, and every layout of docs/checkpoints.md, in
-    safetensors and torch files, sharded ones, folders, and from the Hugging Face hub. Derived buffers are left out.
+    Reads our own files, timm's, and every layout of docs/checkpoints.md, in safetensors and torch files, sharded
+    ones, folders, and from the Hugging Face hub. Derived buffers are left out.
 
     Args:
         model: a timm model, or what `whereformer.equip` made of one, with the encoding that the weights were

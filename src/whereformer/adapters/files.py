@@ -200,6 +200,7 @@ class _Shelf:
             file = path.suffix == ".safetensors"
             self.get = _safetensors(path).get_tensor if file else _torch(path, self.part).tensors.__getitem__
             self.path = path
+        assert self.get is not None
         return self.get(name)
 
 
@@ -264,10 +265,14 @@ def _unwrapped(given: Mapping[Any, object], part: str | None, where: str) -> _He
     taken: list[str] = []
     others: tuple[str, ...] = ()
     while True:
-        inner = {str(key): value for key, value in given.items() if _is_state_dict(value)}
+        inner = {
+            str(key): value
+            for key, value in given.items()
+            if isinstance(value, Mapping) and any(isinstance(v, Tensor | Mapping) for v in value.values())
+        }
         bare = any(isinstance(value, Tensor) for value in given.values())
         if not inner and not bare:
-            inner = {name: given[name] for name in PARTS if isinstance(given.get(name), Mapping) and given[name]}
+            inner = {name: value for name in PARTS if isinstance(value := given.get(name), Mapping) and value}
         if part is not None and not taken and part not in inner:
             raise InputError(f"{where}: part={part!r}, expected one of {list(inner)}")
         known = [name for name in PARTS if name in inner]
@@ -290,9 +295,3 @@ def _unwrapped(given: Mapping[Any, object], part: str | None, where: str) -> _He
         raise InputError(f"{where}: {wrong[0]!r} is a {kind}, expected a state dict of tensors")
     tensors = {str(key): value.detach() for key, value in given.items() if isinstance(value, Tensor)}
     return _Held(tensors, ".".join(taken), others)
-
-
-def _is_state_dict(value: object) -> bool:
-    return (
-        isinstance(value, Mapping) and bool(value) and any(isinstance(v, Tensor | Mapping) for v in value.values())
-    )

@@ -34,7 +34,7 @@ def fitted(entries: Entries, model: nn.Module) -> tuple[dict[str, Entry], list[S
     if entries.keys() == wanted.keys():
         return dict(entries), []
     found, steps = in_timms_names(entries, recognise(entries), wanted)
-    for rules in (list(synonyms(found, wanted)), list(encoding_rules(model, found))):
+    for rules in (list(synonyms(found, wanted)), list(encoding_rules(model))):
         found, more = translate(found, rules, shapes=wanted, wanted=wanted)
         steps += more
     silent = [name for name in found if name not in wanted and _adds_nothing(name, found[name])]

@@ -16,6 +16,13 @@ from whereformer.errors import InputError
 SHARD = 5_000_000_000
 """The largest file, in bytes, unless asked otherwise: what the hub advises."""
 
+Progress = Callable[[int], object]
+"""Told the bytes of each tensor that is written."""
+
+
+def quiet(count: int) -> None:
+    """No progress is shown."""
+
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
@@ -54,7 +61,7 @@ def write_weights(
     metadata: Mapping[str, str],
     *,
     shard: int = SHARD,
-    done: Callable[[int], object] = lambda count: None,
+    done: Progress = quiet,
 ) -> list[Path]:
     """Write safetensors: one file, or several and an index (`path`.index.json) if it would be larger than `shard`.
 
@@ -114,7 +121,7 @@ def _parts(entries: Entries, shard: int) -> Iterator[dict[str, Entry]]:
     yield part
 
 
-def _write(file: IO[bytes], entries: Entries, metadata: Mapping[str, str], done: Callable[[int], object]) -> None:
+def _write(file: IO[bytes], entries: Entries, metadata: Mapping[str, str], done: Progress) -> None:
     """The format: the length of the header in 8 bytes, the header as JSON, then the tensors' bytes in a row.
 
     Tensors of wider dtypes come first, so that each begins at a multiple of its own width.
@@ -133,8 +140,8 @@ def _write(file: IO[bytes], entries: Entries, metadata: Mapping[str, str], done:
         done(entry.bytes)
 
 
-def _bytes(name: str, entry: Entry) -> memoryview:
+def _bytes(name: str, entry: Entry) -> bytes | memoryview:
     tensor: Tensor = entry.read()
     if (tuple(tensor.shape), tensor.dtype) != (entry.shape, entry.dtype):
         raise InputError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, but its file promised {entry}")
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

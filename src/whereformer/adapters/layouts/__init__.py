@@ -31,6 +31,7 @@ LAYOUTS = (
     swin.SWIN_V2,
     beit.LAYOUT,
     sam.LAYOUT,
+    dinov2.WITH_REGISTERS,
     dinov2.LAYOUT,
     dinov2.TEACHER,
     dinov3.LAYOUT,

@@ -14,5 +14,5 @@ LAYOUT = Layout(
     rules=(Rule("blocks.{n}.gamma_{m}", "blocks.{n}.ls{m}.gamma"),),
     modules=("deit",),
     encoding=lambda entries: said(learned(entries)),
-    note="RoPE-ViT's axial models with a position table have the same names and shapes: those need rope_axial too.",
+    note="RoPE-ViT's axial models with a position table look the same: those need rope_axial too.",
 )

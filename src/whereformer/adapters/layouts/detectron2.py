@@ -36,6 +36,6 @@ LAYOUT = Layout(
     ),
     modules=("vision_transformer_sam",),
     encoding=lambda entries: "decomposed",
-    resize="linear",
-    note="The table is that of the pre-training; detectron2 stretches it bicubically to the image. There is no neck.",
+    resize="bicubic",
+    note="The table is that of the pre-training; detectron2 stretches it bicubically. There is no neck.",
 )

@@ -1,6 +1,7 @@
 """DINOv2 (Oquab et al. 2023; with registers Darcet et al. 2024): facebookresearch/dinov2."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ LAYOUT = Layout(
     encoding=lambda entries: said(learned(entries, ["antialias=False"])),
     resize="dinov2",
 )
+
+WITH_REGISTERS = replace(LAYOUT, name="dinov2-reg", marks=(*LAYOUT.marks, "register_tokens"), resize="dinov2-reg")
 
 TEACHER = Layout(
     name="dinov2-training",

@@ -19,7 +19,7 @@ class Layout:
         when: what else must hold.
         rules: from these names to timm's (see `Rule`), or to transformers'.
         modules: timm's modules in which the model of this kind is looked for, the likeliest first.
-        encoding: the text for `equip` of what the weights were trained with.
+        encoding: the text for `equip` of what the weights were trained with, from entries in timm's names.
         hosts: timm's modules in which the model to `equip` with that is looked for; None: the same.
         resize: how the authors interpolate its tables: a name of `whereformer resize`.
         note: what the names cannot tell.
@@ -57,7 +57,7 @@ def said(*terms: str | None) -> str:
 
 
 def learned(entries: Entries, options: Sequence[str] = ()) -> str | None:
-    """The text of timm's `pos_embed`, if there is one."""
+    """The text of a `pos_embed`, if there is one, from entries in timm's names."""
     if "pos_embed" not in entries:
         return None
     rows = entries["pos_embed"].shape[-2]

@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from whereformer.adapters.files import Entries
 from whereformer.adapters.layouts.layout import Layout, learned, said
 from whereformer.adapters.layouts.rules import Drop, Rule, each, under
 
-_OTHER = tuple(
-    Drop(f"{part}.{{rest}}", "a part of the detector, or segmenter")
-    for part in ("neck", "rpn_head", "roi_head", "bbox_head", "mask_head", "decode_head", "auxiliary_head")
-) + (Drop("data_preprocessor.{rest}", "not weights"),)
+_HEADS = ("neck", "rpn_head", "roi_head", "bbox_head", "mask_head", "decode_head", "auxiliary_head")
+_OTHER = (
+    *(Drop(f"{part}.{{rest}}", "a part of the detector, or segmenter") for part in _HEADS),
+    Drop("data_preprocessor.{rest}", "not weights"),
+)
 
 
 def bare(*rules: Rule | Drop) -> tuple[Rule | Drop, ...]:
@@ -35,10 +35,6 @@ _FIRST_LAYER = ("layers.{n}.ln1.weight", "backbone.layers.{n}.ln1.weight")
 _HEAD = (Rule("head.layers.head.{rest}", "head.{rest}"), Rule("head.fc.{rest}", "head.{rest}"))
 
 
-def _learned(entries: Entries) -> str:
-    return said(learned({name.removeprefix("backbone."): entry for name, entry in entries.items()}))
-
-
 VIT = Layout(
     name="mmpretrain",
     source="open-mmlab/mmpretrain, VisionTransformer",
@@ -46,7 +42,7 @@ VIT = Layout(
     without=("{rest}q_bias",),
     rules=(*_VIT, *_HEAD, *_OTHER),
     modules=("vision_transformer", "deit"),
-    encoding=_learned,
+    encoding=lambda entries: said(learned(entries)),
     resize="bicubic",
 )
 
@@ -70,7 +66,7 @@ BEIT = Layout(
 
 
 def regrouped(features: Tensor) -> Tensor:
-    """Four patches' features in one: from (feature, row, column), as nn.Unfold has them, to (column, row, feature)."""
+    """Four patches' features in one: from nn.Unfold's (feature, row, column) to (column, row, feature)."""
     return features.unflatten(-1, (-1, 2, 2)).transpose(-1, -3).flatten(-3)
 
 

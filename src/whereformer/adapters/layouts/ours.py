@@ -5,21 +5,19 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from whereformer.adapters.files import Entries
-from whereformer.adapters.layouts.names import copies, the_same
 from whereformer.adapters.layouts.rules import Change, Rule, Shape, each
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import IRPE, PEG, BEiT, Decomposed, Learned, LogCPB, RoPEMixed, Swin
 
 
-def encoding_rules(model: nn.Module, entries: Entries) -> Iterator[Rule]:
+def encoding_rules(model: nn.Module) -> Iterator[Rule]:
     """From what a model of this kind calls its positions to the encodings that `equip` gave this one.
 
     `equip` puts them beside what they stand for: `blocks.0.attn.encodings.0` has the place of the bias in
     `blocks.0.attn`.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, PositionEncoding)}
-    mixed = [name for name, module in found.items() if isinstance(module, RoPEMixed)]
+    mixed = [n for n, module in found.items() if isinstance(module, RoPEMixed) and n.startswith("blocks.")]
     for where, module in found.items():
         beside = where.rpartition("encodings.")[0]
         if isinstance(module, IRPE):
@@ -34,16 +32,16 @@ def encoding_rules(model: nn.Module, entries: Entries) -> Iterator[Rule]:
         elif isinstance(module, LogCPB):
             for theirs, ours in (("0.weight", "w1"), ("0.bias", "b1"), ("2.weight", "w2")):
                 yield Rule(f"{beside}cpb_mlp.{theirs}", f"{where}.{ours}")
-        elif isinstance(module, RoPEMixed):
+        elif isinstance(module, RoPEMixed) and where not in mixed:
             yield Rule(f"{beside}rope_freqs", f"{where}.frequencies")
         elif isinstance(module, PEG):
             yield from _peg(where)
-    if mixed and "rope.freqs" in entries:
+    if mixed:
         names = tuple(f"{where}.frequencies" for where in mixed)
         yield Rule("rope.freqs", names, _by_block, _of_all_blocks)
     shared = "rel_pos_bias.relative_position_bias_table"
     biases = [(name, module) for name, module in found.items() if isinstance(module, BEiT)]
-    if biases and shared in entries:
+    if biases and biases[0][1].prefix is not None:
         names = [f"{name}.{part}" for name, _ in biases for part in ("table", "prefix")]
         yield Rule(shared, tuple(names), _repeated(biases[0][1].grid.size, len(biases)))
 
@@ -99,7 +97,7 @@ def _row_by_row(table: Tensor) -> Tensor:
 
 
 def _by_block(tensors: Sequence[Tensor], shapes: Sequence[Shape | None]) -> list[Tensor]:
-    """[2, blocks, heads, d/2] to as many [2, heads, d/2]; with heads and pairs in one axis, as first released, too."""
+    """[2, blocks, heads, d/2], or with heads and pairs in one axis, to as many [2, heads, d/2]."""
     freqs = tensors[0]
     if shapes[0] is not None:
         freqs = freqs.reshape(2, freqs.shape[1], *shapes[0][1:])

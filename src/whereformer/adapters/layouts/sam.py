@@ -17,5 +17,5 @@ LAYOUT = Layout(
     ),
     modules=("vision_transformer_sam",),
     encoding=lambda entries: "decomposed",
-    resize="linear",
+    resize="bilinear",
 )
