@@ -31,7 +31,7 @@ def fitted(entries: Entries, model: nn.Module) -> tuple[dict[str, Entry], list[S
     What the model has no place for stays under the name it came to.
     """
     wanted = shapes_of(model)
-    if entries.keys() == wanted.keys():
+    if {name: entry.shape for name, entry in entries.items()} == wanted:
         return dict(entries), []
     found, steps = in_timms_names(entries, recognise(entries), wanted)
     for rules in (list(synonyms(found, wanted)), list(encoding_rules(model))):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from whereformer.adapters.files import Entries
 from whereformer.adapters.layouts.layout import Layout
 from whereformer.adapters.layouts.rules import Drop, Rule, Shape
 
@@ -20,6 +21,11 @@ def with_keys(tensors: Sequence[Tensor], shapes: Sequence[Shape | None]) -> list
     return [torch.cat([q, torch.zeros_like(q), v])]
 
 
+def gated(entries: Entries) -> bool:
+    """Whether a block's MLP has gates (SwiGLU)."""
+    return "blocks.0.mlp.fc1_g.weight" in entries
+
+
 LAYOUT = Layout(
     name="dinov3",
     source="facebookresearch/dinov3",
@@ -29,7 +35,7 @@ LAYOUT = Layout(
         Rule("blocks.{n}.ls{m}.gamma", "blocks.{n}.gamma_{m}"),
         Rule("blocks.{n}.mlp.w1.{rest}", "blocks.{n}.mlp.fc1_g.{rest}"),
         Rule("blocks.{n}.mlp.w2.{rest}", "blocks.{n}.mlp.fc1_x.{rest}"),
-        Rule("blocks.{n}.mlp.w3.{rest}", "blocks.{n}.mlp.fc2.{rest}"),
+        Rule("blocks.{n}.mlp.w3.{rest}", "blocks.{n}.mlp.fc2.{rest}", back_when=gated),
         Rule(
             "blocks.{n}.attn.qkv.bias",
             ("blocks.{n}.attn.q_bias", "blocks.{n}.attn.v_bias"),

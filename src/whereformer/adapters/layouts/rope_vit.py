@@ -24,7 +24,7 @@ MIXED = Layout(
     name="rope-vit-mixed",
     source="naver-ai/rope-vit, models/vit_rope.py",
     marks=("freqs", "blocks.{n}.gamma_{m}"),
-    rules=(Rule("freqs", "rope.freqs", there=by_head, back=each(lambda freqs: freqs.flatten(-2))),),
+    rules=(Rule("freqs", "rope.freqs", there=by_head, back=each(lambda freqs: freqs.flatten(2))),),
     modules=("eva",),
     encoding=lambda entries: said(learned(entries), "rope_mixed"),
     hosts=("deit",),
