@@ -414,7 +414,7 @@ write_weights(Path({str(path)!r}), entries, {{}})
 
 
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 import safetensors.torch
 import torch
@@ -424,7 +424,9 @@ from whereformer.adapters.layouts import recognise
 from whereformer.adapters.writing import write_weights
 
 def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # not getrusage: its peak is at first that of the process before exec
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 torch.zeros(2).sum()
 before = peak()
@@ -436,9 +438,10 @@ print(peak() - before)
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux tells it")
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_files_are_processed_shard_by_shard(tmp_path, kind):
-    """Four files of 48 MB, of tensors of 4 MB: at most 1.3 times one of them, and 4 MB for Python's own."""
+    """Four files of 48 MB, of tensors of 4 MB: at most 1.3 times one of them."""
     shard, names = 48 * 2**20, {}
     for n in range(4):
         state = {f"layers.{n}.blocks.{m}.attn.qkv.weight": torch.rand(1024, 1024) for m in range(12)}
@@ -455,4 +458,4 @@ def test_files_are_processed_shard_by_shard(tmp_path, kind):
     seen, written = map(int, found.stdout.split())
     assert (tmp_path / "out.safetensors").stat().st_size > 4 * shard
     assert seen <= 0.1 * shard + 4 * 2**20
-    assert written <= 1.3 * shard + 4 * 2**20
+    assert written <= 1.3 * shard

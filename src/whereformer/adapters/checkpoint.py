@@ -2,11 +2,11 @@
 
 from torch import nn
 
+from whereformer.adapters.behaviours import EquippedModel
 from whereformer.adapters.describe import describe
 from whereformer.adapters.files import Source, open_checkpoint
 from whereformer.adapters.fit import fitted, problems, shapes_of
 from whereformer.errors import InputError
-from whereformer.grid import Grid
 
 ENCODING_KEY = "whereformer.encoding"
 """The metadata of our safetensors files that says which encoding the weights are for."""
@@ -38,7 +38,7 @@ def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None
     checkpoint = open_checkpoint(source, part)
     weights, _ = fitted(checkpoint.entries, model)
     found = list(problems(weights, shapes_of(model)))
-    equipped = isinstance(getattr(model, "home_grid", None), Grid)
+    equipped = isinstance(model, EquippedModel)
     written_for = checkpoint.metadata.get(ENCODING_KEY)
     has = metadata(model)[ENCODING_KEY] if equipped else None
     if written_for is not None and written_for != has:

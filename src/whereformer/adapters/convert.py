@@ -23,6 +23,9 @@ from whereformer.errors import InputError, check_count, check_one_of
 RECIPE_KEY = "whereformer.recipe"
 """The metadata of our safetensors files that says, as JSON, what the weights are and how tables are resized."""
 
+_IMAGES = {"patch_embed.proj.weight", "patch_embeds.0.proj.weight"}
+"""Names of which one is in every model that we look for."""
+
 TARGETS = ("timm", "ours", *(layout.name for layout in LAYOUTS))
 
 
@@ -138,7 +141,7 @@ def plan(source: Source, *, to: str = "timm", part: str | None = None) -> Conver
         equipped = models[0].build()
         entries, steps = fitted(checkpoint.entries, equipped)
         about |= metadata(equipped) if encoding != "none" else {}
-    elif layout is None or layout.modules:
+    elif layout.modules if layout else _IMAGES & named.keys():
         models = nearest(named, layout.modules if layout else (), named=_named(checkpoint, known))
         if to == "timm" and models and models[0].fits:
             entries, more = fitted(named, models[0].build())

@@ -1,6 +1,7 @@
 """A checkpoint in the names of a model."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from whereformer.adapters.layouts.layout import Layout
 from whereformer.adapters.layouts.names import derived, synonyms
 from whereformer.adapters.layouts.ours import encoding_rules
 from whereformer.adapters.layouts.rules import Shape, Step, translate
+from whereformer.adapters.tables import tables_of
 
 
 def shapes_of(model: nn.Module) -> dict[str, Shape]:
@@ -53,6 +55,23 @@ def problems(entries: Entries, wanted: Mapping[str, Shape]) -> Iterator[str]:
         yield f"missing: {', '.join(missing)}"
     if unexpected := sorted(entries.keys() - wanted.keys()):
         yield f"unexpected: {', '.join(unexpected)}"
-    for name in sorted(wanted.keys() & entries.keys()):
-        if entries[name].shape != wanted[name]:
-            yield f"{name}: {entries[name].shape}, but the model has {wanted[name]}"
+    apart = [name for name in sorted(wanted.keys() & entries.keys()) if entries[name].shape != wanted[name]]
+    places, asked = (_places(shapes) for shapes in ({n: e.shape for n, e in entries.items()}, wanted))
+    for name in apart:
+        here, there = (f" ({found[name]})" if name in found else "" for found in (places, asked))
+        yield f"{name}: {entries[name].shape}{here}, but the model has {wanted[name]}{there}"
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    shape: Shape
+
+
+def _places(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """For each table over places, its grid and how many rows it has without one, in words."""
+    tables = tables_of({name: _Shaped(shape) for name, shape in shapes.items()})
+    return {
+        table.name: f"{' x '.join(map(str, table.grid))} and {table.prefix} without a place"
+        for table in tables
+        if table.grid and table.kind != "kernel"
+    }
