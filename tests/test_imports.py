@@ -120,6 +120,7 @@ def test_public_names() -> None:
         "layers",
         "load_checkpoint",
         "parse",
+        "unequip",
     ]
     for name in whereformer.__all__:
         assert hasattr(whereformer, name)
