@@ -65,6 +65,7 @@ RECIPES = {
     "siglip2": Recipe("bilinear", antialias=True),
     "radio": Recipe("bilinear", square=True),
     "radio-v3": Recipe("bilinear", align_corners=True, square=True),
+    "torchvision": Recipe("bicubic", align_corners=True),
     "bicubic": Recipe("bicubic"),
     "bilinear": Recipe("bilinear"),
     "geometric": Recipe("geometric"),
@@ -135,6 +136,25 @@ def resample(
 def resample_line(table: Tensor, length: int, *, mode: str = "bilinear", antialias: bool = False) -> Tensor:
     """A table [n, channels] along one axis resized to `length` rows, as by `resample`."""
     return resample(table[:, None], (length, 1), mode=mode, antialias=antialias)[:, 0]
+
+
+def resample_kernel(kernel: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize the kernel of a patch embedding so that resized patches give what the patches gave (FlexiViT).
+
+    With B the matrix that resizes an image of one patch from the old size to the new one (bicubic, antialiased), the
+    new kernel is pinv(Bᵀ) w: for larger patches, patches B x give exactly what patches x gave; for smaller ones, it is
+    the nearest in the least squares.   Beyer et al. 2023, FlexiViT, section 3.4. In float64, rounded once.
+
+    Args:
+        kernel: [height, width, channels].
+        size: the new height and width, in pixels.
+    """
+    wide = kernel.double()
+    rows, columns = (
+        torch.linalg.pinv(_weights(old, new, wide, "bicubic", antialias=True).mT)
+        for old, new in zip(kernel.shape[:2], size, strict=True)
+    )
+    return torch.einsum("yh,xw,hwc->yxc", rows, columns, wide).to(kernel.dtype)
 
 
 def exact(x: Tensor) -> Tensor:
