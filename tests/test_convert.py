@@ -106,6 +106,7 @@ def test_nothing_is_read_to_see_and_to_plan(released, monkeypatch):
 def test_metadata_is_kept_and_extended(tmp_path):
     state = timm.create_model("test_vit").state_dict()
     save_file(state, tmp_path / "a.safetensors", metadata={"author": "me", "format": "np"})
+    (tmp_path / "config.json").write_text('{"architecture": "test_vit"}')  # as timm's hub has it
     convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     with safe_open(tmp_path / "b.safetensors", "pt") as file:
         assert file.metadata()["author"] == "me"
@@ -176,7 +177,8 @@ def test_what_cannot_be(tmp_path, released):
         (detr, "ours", "a model that timm does not have (irpe-detr)"),
         (twins, "ours", "fits no timm model with 'peg'"),
         (twins, "swin2", "to='swin2', expected one of ['timm', 'ours', 'irpe-deit'"),
-        (released[0], "sam", "no place for"),
+        (released[0], "sam", "to='sam': the checkpoint is of a model of another kind"),
+        (released[0], "dinov2-reg", "of another kind"),
     ):
         with pytest.raises(InputError) as error:
             convert(source, tmp_path / "n.safetensors", to=to)

@@ -323,8 +323,9 @@ def convert(options: argparse.Namespace) -> None:
 
     planned = plan(options.checkpoint, to=options.to, part=options.part)
     console = Console(stderr=True, highlight=False)
-    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=planned.bytes, visible=console.is_terminal)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=planned.bytes)
         files = planned.write(options.out, shard=options.shard, done=lambda count: bar.advance(task, count))
     if options.json:
         print(json.dumps({**planned.to_dict(), "files": [str(file) for file in files]}, indent=2))

@@ -1,9 +1,10 @@
 """Which of timm's models a checkpoint fits, by names and shapes."""
 
+import functools
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,25 +13,35 @@ from torch.overrides import TorchFunctionMode
 
 from whereformer.adapters.equip import equip
 from whereformer.adapters.files import Entries
-from whereformer.adapters.fit import fitted, problems, shapes_of
+from whereformer.adapters.fit import fitted_to, problems, shapes_of
 from whereformer.adapters.layouts.names import synonyms
-from whereformer.adapters.layouts.rules import translate
+from whereformer.adapters.layouts.ours import encoding_rules
+from whereformer.adapters.layouts.rules import Shape, translate
 from whereformer.adapters.tables import tables_of
 from whereformer.errors import InputError
 
 OF_ONE_BLOCK = {"vision_transformer", "deit", "eva", "beit", "vision_transformer_sam"}
 """timm's modules whose models can be built with one block, which is enough to tell most of them apart."""
 
-MODULES = (
-    *("vision_transformer", "deit", "eva", "beit", "swin_transformer", "swin_transformer_v2"),
-    *("vision_transformer_sam", "twins"),
-)
-"""Where a model is looked for if nothing says what kind it is of."""
+MODULES = {
+    "patch_embeds.0.proj.weight": ("twins",),
+    "layers.0.blocks.0.attn.cpb_mlp.0.weight": ("swin_transformer_v2",),
+    "layers.0.blocks.0.norm1.weight": ("swin_transformer",),
+    "blocks.0.attn.rel_pos_h": ("vision_transformer_sam",),
+    "blocks.0.gamma_1": ("beit", "eva"),
+    "blocks.0.attn.q_bias": ("eva", "beit"),
+    "blocks.0.attn.q_proj.weight": ("eva",),
+    "blocks.0.norm1.weight": ("vision_transformer", "deit", "eva"),
+}
+"""timm's modules in which a model with a certain name in it is looked for, if nothing says what kind it is of."""
 
 LATER = re.compile(r".*blocks\.[1-9].*|.*(pos_embed|rel_pos|relative_position|rpe_|rope|pos_block|freqs).*")
 """Names that the first sieve does not look at: later blocks, and positions."""
 
 FINALISTS = 6
+
+UNBUILT = (TypeError, AssertionError, RuntimeError, ValueError)
+"""What timm raises for arguments that a model does not take, such as another size; `InputError` is one of them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ def nearest(
 
     Args:
         entries: names and shapes.
-        modules: timm's modules to look into, the likeliest first; all of `MODULES` if there is none.
+        modules: timm's modules to look into, the likeliest first; as `MODULES` says if there is none.
         encoding: what `equip` gives the models, if anything.
         named: a model that the checkpoint itself names.
         most: how many at most.
@@ -91,24 +102,40 @@ def nearest(
     if isinstance(named, str) and timm.is_model(named):
         names = [named]
     else:
-        names = _sieved(entries, list(dict.fromkeys(modules or MODULES)), sizes)
+        likely = modules or next((found for name, found in MODULES.items() if name in entries), ())
+        names = _sieved(entries, likely, sizes)
     found, refusals = [], []
     for name in names:
         home = _home(name)
         arguments = {key: value for key, value in sizes.items() if value != home[key]}
+        match = Match(name, arguments, encoding)
         try:
-            model = _built(name, encoding, **arguments)
+            found.append(replace(match, problems=tuple(_apart(entries, match))))
         except InputError as error:
             refusals.append(error)
+        except UNBUILT:
             continue
-        except (TypeError, AssertionError, RuntimeError, ValueError):  # it has one size alone
-            continue
-        weights, _ = fitted(entries, model)
-        found.append(Match(name, arguments, encoding, tuple(problems(weights, shapes_of(model)))))
     if refusals and not found:
         raise refusals[0]
     found.sort(key=lambda match: (_names(match.problems), "img_size" in match.arguments))
     return found[:most]
+
+
+def _apart(entries: Entries, match: Match) -> Iterator[str]:
+    """What does not fit."""
+    if match.encoding in (None, "none"):
+        wanted, encodings = _shapes(match.name, *match.arguments.items()), []
+    else:
+        model = match.build()
+        wanted, encodings = shapes_of(model), list(encoding_rules(model))
+    weights, _ = fitted_to(entries, wanted, encodings)
+    return problems(weights, wanted)
+
+
+@functools.lru_cache(maxsize=512)
+def _shapes(name: str, *arguments: tuple[str, Any]) -> dict[str, Shape]:
+    """Names and shapes of a model as timm makes it."""
+    return shapes_of(_built(name, None, **dict(arguments)))
 
 
 def _names(problems: Sequence[str]) -> int:
@@ -136,10 +163,10 @@ def _sieved(entries: Entries, modules: Sequence[str], sizes: Mapping[str, int]) 
         thin = {"depth": 1} if module in OF_ONE_BLOCK else {}
         for name in timm.list_models(module=module):
             try:
-                model = _built(name, None, num_classes=sizes["num_classes"], **thin)
-            except (TypeError, AssertionError, RuntimeError, ValueError):
+                shapes = _shapes(name, ("num_classes", sizes["num_classes"]), *thin.items())
+            except UNBUILT:
                 continue
-            wanted = {key: shape for key, shape in shapes_of(model).items() if not LATER.fullmatch(key)}
+            wanted = {key: shape for key, shape in shapes.items() if not LATER.fullmatch(key)}
             named, _ = translate(first, list(synonyms(first, wanted)), shapes=wanted, wanted=wanted)
             apart = len(named.keys() ^ wanted.keys())
             apart += sum(named[key].shape != wanted[key] for key in named.keys() & wanted.keys())

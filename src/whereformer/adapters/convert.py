@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,15 @@ from whereformer.adapters.checkpoint import ENCODING_KEY, metadata
 from whereformer.adapters.files import Checkpoint, Entries, Entry, Source, open_checkpoint
 from whereformer.adapters.fit import fitted, in_timms_names
 from whereformer.adapters.layouts import LAYOUTS, layout_of, recognise
-from whereformer.adapters.layouts.layout import Layout
+from whereformer.adapters.layouts.layout import Layout, prefix_tokens
 from whereformer.adapters.layouts.ours import encoding_rules
-from whereformer.adapters.layouts.rules import Step, backwards, translate
-from whereformer.adapters.tables import PREFIX_TOKENS, tables_of
+from whereformer.adapters.layouts.rules import Drop, Step, backwards, matching, translate
+from whereformer.adapters.tables import tables_of
 from whereformer.adapters.writing import SHARD, Progress, quiet, write_weights
 from whereformer.errors import InputError, check_count, check_one_of
 
 RECIPE_KEY = "whereformer.recipe"
 """The metadata of our safetensors files that says, as JSON, what the weights are and how tables are resized."""
-
-_IMAGES = {"patch_embed.proj.weight", "patch_embeds.0.proj.weight"}
-"""Names of which one is in every model that we look for."""
 
 TARGETS = ("timm", "ours", *(layout.name for layout in LAYOUTS))
 
@@ -141,7 +138,7 @@ def plan(source: Source, *, to: str = "timm", part: str | None = None) -> Conver
         equipped = models[0].build()
         entries, steps = fitted(checkpoint.entries, equipped)
         about |= metadata(equipped) if encoding != "none" else {}
-    elif layout.modules if layout else _IMAGES & named.keys():
+    elif layout is None or layout.modules:
         models = nearest(named, layout.modules if layout else (), named=_named(checkpoint, known))
         if to == "timm" and models and models[0].fits:
             entries, more = fitted(named, models[0].build())
@@ -243,12 +240,21 @@ def _there(layout: Layout, named: Entries) -> tuple[dict[str, Entry], list[Step]
     lost = sorted(name for name, entry in named.items() if name not in again or again[name].shape != entry.shape)
     if lost:
         raise InputError(f"to={layout.name!r}: that layout has no place for {', '.join(lost)}")
+    kept = [mark for mark in layout.marks if not _dropped(mark, layout)]
+    if not replace(layout, marks=tuple(kept)).fits(entries):
+        raise InputError(f"to={layout.name!r}: the checkpoint is of a model of another kind")
     return entries, steps
 
 
+def _dropped(mark: str | tuple[str, ...], layout: Layout) -> bool:
+    """Whether a layout is known by what timm's model has not."""
+    names = (mark,) if isinstance(mark, str) else mark
+    drops = [rule.theirs for rule in layout.rules if isinstance(rule, Drop)]
+    return any(any(True for _ in matching(drop, names)) for drop in drops)
+
+
 def _grid(named: Entries, known: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = {name: entry for name, entry in named.items() if name in PREFIX_TOKENS}
-    prefix = sum(entry.shape[-2] if len(entry.shape) > 1 else 1 for entry in tokens.values())
+    prefix = prefix_tokens(named)
     grid = known.get("grid")
     table = next((t for t in tables_of(named, grid=tuple(grid) if grid else None) if t.kind == "absolute"), None)
     if table is None:

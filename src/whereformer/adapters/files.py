@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -254,10 +255,19 @@ def _torch(path: Path, part: str | None) -> _Held:
     except OSError:
         raise
     except Exception as error:  # a damaged or hostile file can fail anywhere in torch.load
-        raise InputError(f"{path} is not a file of weights that can be read safely: {error}") from None
+        raise InputError(f"{path} is not a file of weights that can be read safely: {_why(error)}") from None
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}, expected a state dict")
     return _unwrapped(content, part, str(path))
+
+
+def _why(error: Exception) -> str:
+    """One line of what torch says in many."""
+    asked = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    if asked:
+        return f"it wants to use {asked[1]}, which is not data"
+    said = str(error).rpartition("WeightsUnpickler error:")[2].strip() or type(error).__name__
+    return said.splitlines()[0].strip()[:200]
 
 
 def _unwrapped(given: Mapping[Any, object], part: str | None, where: str) -> _Held:

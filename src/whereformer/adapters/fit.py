@@ -1,6 +1,6 @@
 """A checkpoint in the names of a model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,7 +10,7 @@ from whereformer.adapters.layouts import recognise
 from whereformer.adapters.layouts.layout import Layout
 from whereformer.adapters.layouts.names import derived, synonyms
 from whereformer.adapters.layouts.ours import encoding_rules
-from whereformer.adapters.layouts.rules import Shape, Step, translate
+from whereformer.adapters.layouts.rules import Rule, Shape, Step, translate
 from whereformer.adapters.tables import tables_of
 
 
@@ -30,13 +30,19 @@ def in_timms_names(
 def fitted(entries: Entries, model: nn.Module) -> tuple[dict[str, Entry], list[Step]]:
     """A checkpoint of any known layout under the names of a model, equipped or not, and every change.
 
-    What the model has no place for stays under the name it came to.
+    What the model has no place for stays under the name it came to; but biases that are zero and that it lacks go.
     """
-    wanted = shapes_of(model)
+    return fitted_to(entries, shapes_of(model), list(encoding_rules(model)))
+
+
+def fitted_to(
+    entries: Entries, wanted: Mapping[str, Shape], encodings: Sequence[Rule] = ()
+) -> tuple[dict[str, Entry], list[Step]]:
+    """As `fitted`, to the names and shapes of a model, and the rules for its encodings."""
     if {name: entry.shape for name, entry in entries.items()} == wanted:
         return dict(entries), []
     found, steps = in_timms_names(entries, recognise(entries), wanted)
-    for rules in (list(synonyms(found, wanted)), list(encoding_rules(model))):
+    for rules in (list(synonyms(found, wanted)), encodings):
         found, more = translate(found, rules, shapes=wanted, wanted=wanted)
         steps += more
     silent = [name for name in found if name not in wanted and _adds_nothing(name, found[name])]

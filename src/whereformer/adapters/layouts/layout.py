@@ -51,6 +51,11 @@ def has(entries: Entries, *templates: str) -> bool:
     return any(any(True for _ in matching(template, entries)) for template in templates)
 
 
+def prefix_tokens(entries: Entries) -> int:
+    """How many class, distillation and register tokens there are, from entries in timm's names."""
+    return sum(entries[name].shape[-2] for name in ("cls_token", "dist_token", "reg_token") if name in entries)
+
+
 def said(*terms: str | None) -> str:
     """Encodings in one text for `parse`, "none" if there is none."""
     return " + ".join(term for term in terms if term) or "none"
@@ -61,7 +66,6 @@ def learned(entries: Entries, options: Sequence[str] = ()) -> str | None:
     if "pos_embed" not in entries:
         return None
     rows = entries["pos_embed"].shape[-2]
-    tokens = sum(entries[name].shape[-2] for name in ("cls_token", "dist_token", "reg_token") if name in entries)
-    bare = tokens and round(rows**0.5) ** 2 == rows
+    bare = prefix_tokens(entries) and round(rows**0.5) ** 2 == rows
     inside = ", ".join([*["prefix_rows=False"] * bool(bare), *options])
     return f"learned({inside})" if inside else "learned"
