@@ -1,5 +1,11 @@
 """Official layouts give the outputs of the model that they came from: to the bit, where nothing is computed."""
 
+import json
+import re
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -7,13 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from official import CASES, VIT, lookhere, randomised, renamed, small
-from whereformer import Grid, InputError, equip, load_checkpoint
+from whereformer import Grid, InputError, attention, equip, load_checkpoint, parse
 from whereformer.adapters.files import Entry
 from whereformer.adapters.fit import fitted, in_timms_names, shapes_of
 from whereformer.adapters.layouts import LAYOUTS, layout_of, recognise
-from whereformer.adapters.layouts.names import DERIVED
+from whereformer.adapters.layouts.names import DERIVED, synonyms
 from whereformer.adapters.layouts.rules import Drop, Rule, backwards, translate
 from whereformer.adapters.writing import write_weights
+from whereformer.catalog import CATALOG
 from whereformer.encodings import IRPE, BEiT, RoPEMixed
 
 
@@ -87,6 +94,14 @@ def test_every_layout_is_tried():
     elsewhere = {"irpe-deit", "irpe-detr", "rope-swin", "lookhere", "vjepa2", "vjepa2-transformers"}
     assert {case.layout for case in CASES.values()} | elsewhere == {layout.name for layout in LAYOUTS}
     assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS)
+
+
+def test_every_layout_is_in_the_documentation():
+    page = (Path(__file__).parent.parent / "docs" / "checkpoints.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {layout.name for layout in LAYOUTS}
+    for name, whose in rows:
+        assert whose.split(",")[0].split(";")[0] in layout_of(name).source
 
 
 @pytest.mark.parametrize("name", ["mixed", "axial"])
@@ -244,8 +259,6 @@ def test_one_table_for_all_blocks_is_as_many_copies_and_the_way_back_wants_equal
 
 
 def _shared_rule(wanted):
-    from whereformer.adapters.layouts.names import synonyms
-
     shared = "rel_pos_bias.relative_position_bias_table"
     shapes = {name: entry.shape for name, entry in wanted.items()}
     rule = next(rule for rule in synonyms(wanted, shapes) if rule.theirs == shared)
@@ -320,8 +333,6 @@ def of_detr(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_detr(detr):
-    from copy import deepcopy
-
     official = of_detr(detr.state_dict())
     assert recognise(entries(official)) is layout_of("irpe-detr")
     other = deepcopy(detr)
@@ -335,9 +346,42 @@ def test_detr(detr):
     assert back.keys() == official.keys()
 
 
-def test_irpe_detr_tables_come_to_encodings_of_the_attention(detr):
-    from copy import deepcopy
+DATA = Path(__file__).parent / "data"
+RELEASED = json.loads((DATA / "irpe_models_reference.json").read_text())
 
+
+@pytest.mark.parametrize("name", [name for name in RELEASED if name.startswith("detr/")])
+def test_released_detr_attention_under_transformers_names(name):
+    """What the released code gave, from its weights after the translation and from the text of their encoding."""
+    case = RELEASED[name]
+    values = load_file(DATA / "irpe_models_reference.safetensors")
+    t = {key.removeprefix(name + "/"): value for key, value in values.items() if key.startswith(name + "/")}
+    stem = "transformer.encoder.layers.0.self_attn."
+    state = {key.replace("state/", stem): value for key, value in t.items() if key.startswith("state/")}
+    state["query_embed.weight"] = torch.zeros(2, 24)
+    layout = recognise(entries(state))
+    assert layout is layout_of("irpe-detr")
+    found, _ = in_timms_names(entries(state), layout)
+    w = {key.removeprefix("model.encoder.layers.0.self_attn."): entry.read() for key, entry in found.items()}
+    (factory,) = parse(layout.encoding(found))
+    grid = Grid(case["height"], case["width"])
+    encoding = factory(24, 3, grid).double()
+    encoding.load_state_dict({f"tables.{side}": w[f"rpe_{side}.lookup_table_weight"] for side in case["on"]})
+    place, src = (t["src"] + t["pos"]).transpose(0, 1), t["src"].transpose(0, 1)
+    q, k, v = (
+        nn.functional.linear(x, w[f"{side}_proj.weight"], w[f"{side}_proj.bias"])
+        .unflatten(-1, (3, 8))
+        .transpose(1, 2)
+        for x, side in ((place, "q"), (place, "k"), (src, "v"))
+    )
+    out = (
+        attention(q, k, v, grid, [encoding], mask=~t["mask"].flatten(1)[:, None, None]).transpose(1, 2).flatten(2)
+    )
+    out = nn.functional.linear(out, w["o_proj.weight"], w["o_proj.bias"])
+    torch.testing.assert_close(out.transpose(0, 1), t["output"], rtol=0, atol=1e-10)
+
+
+def test_irpe_detr_tables_come_to_encodings_of_the_attention(detr):
     model = deepcopy(detr)
     attention = model.get_submodule("model.encoder.layers.0.self_attn")
     attention.encodings = nn.ModuleList([IRPE(16, 2, Grid(7, 7), ratio=2.0)])
@@ -354,10 +398,6 @@ def test_irpe_detr_tables_come_to_encodings_of_the_attention(detr):
 
 def test_derived_buffers_are_no_parameters_of_ours():
     """No state dict of ours has what is dropped from others'."""
-    from fnmatch import fnmatchcase
-
-    from whereformer.catalog import CATALOG
-
     for cls in CATALOG.values():
         grid = Grid(4, 4, frames=2) if 2 not in cls.axes else Grid(4, 4)
         for name in cls(96, 12, grid).state_dict():

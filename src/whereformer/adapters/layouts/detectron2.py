@@ -5,7 +5,7 @@ from math import isqrt
 
 from torch import Tensor
 
-from whereformer.adapters.layouts.layout import Layout
+from whereformer.adapters.layouts.layout import Layout, learned, said
 from whereformer.adapters.layouts.rules import Drop, Rule, Shape, each
 
 _DETECTOR = "a part of the detector"
@@ -35,7 +35,7 @@ LAYOUT = Layout(
         Drop("pixel_std", _DETECTOR),
     ),
     modules=("vision_transformer_sam",),
-    encoding=lambda entries: "decomposed",
+    encoding=lambda entries: said(learned(entries), "decomposed"),
     resize="bicubic",
     note="The table is that of the pre-training; detectron2 stretches it bicubically. There is no neck.",
 )

@@ -1,6 +1,6 @@
 """SAM (Kirillov et al. 2023): facebookresearch/segment-anything."""
 
-from whereformer.adapters.layouts.layout import Layout
+from whereformer.adapters.layouts.layout import Layout, learned, said
 from whereformer.adapters.layouts.rules import Drop, Rule
 
 LAYOUT = Layout(
@@ -16,6 +16,6 @@ LAYOUT = Layout(
         Drop("pixel_std", "timm has the image encoder alone"),
     ),
     modules=("vision_transformer_sam",),
-    encoding=lambda entries: "decomposed",
+    encoding=lambda entries: said(learned(entries), "decomposed"),
     resize="bilinear",
 )
