@@ -70,7 +70,7 @@ def buffers(*names: str) -> State:
 def dinov2_with_registers(state: State) -> State:
     state = dict(state)
     state["register_tokens"] = state.pop("reg_token")
-    row = torch.randn(1, 1, 48)
+    row = torch.randn_like(state["cls_token"])
     state["cls_token"] = state["cls_token"] - row
     state["pos_embed"] = torch.cat([row, state["pos_embed"]], 1)
     return state
@@ -134,8 +134,10 @@ def mm_swin(state: State) -> State:
         name = name.replace("mlp.fc1", "ffn.layers.0.0").replace("mlp.fc2", "ffn.layers.1")
         name = name.replace("patch_embed.proj", "patch_embed.projection")
         name = re.sub(r"^norm\.", "norm3.", name)
-        if name.endswith("downsample.reduction.weight") or (".downsample.norm" in name and value.shape[-1] == 48):
-            value = unfolded(value, 12)
+        if name.endswith("downsample.reduction.weight") or (
+            ".downsample.norm" in name and value.shape[-1] % 48 == 0
+        ):
+            value = unfolded(value, value.shape[-1] // 4)
         found[name if name.startswith("head") else f"backbone.{name}"] = value
     return found
 

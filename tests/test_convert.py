@@ -199,6 +199,36 @@ def test_a_table_of_another_grid_says_which():
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("case", "name", "encoding"),
+    [
+        ("rope-vit-mixed", "vit_small_patch16_rope_mixed_224", "rope_mixed"),
+        ("dinov2, with registers", "vit_small_patch14_reg4_dinov2", "learned(prefix_rows=False, antialias=False)"),
+        ("sam", "samvit_base_patch16", "learned + decomposed"),
+        ("mmpretrain-swin", "swin_tiny_patch4_window7_224", "swin"),
+    ],
+)
+def test_models_of_real_size_are_found(case, name, encoding):
+    """By names and shapes alone: there is no memory behind these."""
+    with torch.device("meta"):
+        state = timm.create_model(name).state_dict()
+        official = CASES[case].official(state)
+    if case.startswith("dinov2"):
+        official = {k: v for k, v in official.items() if k != "pos_embed"} | {
+            "pos_embed": torch.empty(1, 1370, 384, device="meta"),
+            "mask_token": torch.empty(1, 384, device="meta"),
+        }
+    found = plan(official)
+    assert (found.models[0].name, found.models[0].arguments, found.models[0].fits) == (name, {}, True)
+    assert found.recipe["encoding"] == encoding
+    assert {key: entry.shape for key, entry in found.entries.items()} == {k: v.shape for k, v in state.items()}
+    if case == "rope-vit-mixed":
+        ours = plan(official, to="ours")
+        assert (
+            str(ours.models[0]) == "whereformer.equip(timm.create_model('deit3_small_patch16_224'), 'rope_mixed')"
+        )
+
+
 # The commands
 
 

@@ -455,3 +455,41 @@ def test_shapes_are_told_without_reading():
     unread |= {"mask_token": Entry((1, 48), torch.float32, never)}
     found, _ = fitted(unread, case.model())
     assert {name: entry.shape for name, entry in found.items()} == shapes_of(case.model())
+
+
+# What timm reads itself
+
+
+def pvt(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """PVT v2 as whai362/PVT has it."""
+    found = {}
+    for name, value in state.items():
+        name = re.sub(r"^stages\.(\d)\.blocks", lambda m: f"block{int(m[1]) + 1}", name)
+        name = re.sub(r"^stages\.(\d)\.norm", lambda m: f"norm{int(m[1]) + 1}", name)
+        name = re.sub(r"^stages\.(\d)\.downsample", lambda m: f"patch_embed{int(m[1]) + 1}", name)
+        name = re.sub(r"^patch_embed\.", "patch_embed1.", name).replace("mlp.dwconv", "mlp.dwconv.dwconv")
+        found[name] = value
+    return found
+
+
+def test_files_that_timm_knows():
+    sizes = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "num_heads": (1, 1, 2, 2)}
+    model, other = (small("pvt_v2_b0", **sizes) for _ in range(2))
+    state = pvt(model.state_dict())
+    assert recognise(entries(state)) is None
+    load_checkpoint(other, state)
+    same(other, model, torch.randn(1, 3, 64, 64))
+    with pytest.raises(InputError, match=r"missing: blocks\.0"):
+        load_checkpoint(small("vit_small_patch16_224", **VIT), {"a": torch.zeros(1)})
+
+
+def test_open_clip_goes_into_an_encoding_and_is_not_resized_on_the_way():
+    model = small("vit_small_patch16_224", **VIT)
+    state = {f"visual.trunk.{name}": value for name, value in model.state_dict().items()} | {
+        "logit_scale": torch.ones(())
+    }
+    ours = equip(small("vit_small_patch16_224", **VIT), "learned").eval()
+    load_checkpoint(ours, state)
+    same(ours, model, torch.randn(1, 3, 32, 32))
+    with pytest.raises(InputError, match=r"pos_embed: the checkpoint is for another size"):
+        load_checkpoint(small("vit_small_patch16_224", **{**VIT, "img_size": 48}), state)

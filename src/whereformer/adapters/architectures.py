@@ -167,7 +167,10 @@ def _sieved(entries: Entries, modules: Sequence[str], sizes: Mapping[str, int]) 
             except UNBUILT:
                 continue
             wanted = {key: shape for key, shape in shapes.items() if not LATER.fullmatch(key)}
-            named, _ = translate(first, list(synonyms(first, wanted)), shapes=wanted, wanted=wanted)
+            try:
+                named, _ = translate(first, list(synonyms(first, wanted)), shapes=wanted, wanted=wanted)
+            except InputError:  # shapes that cannot become this model's
+                continue
             apart = len(named.keys() ^ wanted.keys())
             apart += sum(named[key].shape != wanted[key] for key in named.keys() & wanted.keys())
             elsewhere = sizes.get("img_size") not in (None, _home(name)["img_size"])

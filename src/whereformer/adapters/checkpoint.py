@@ -6,6 +6,8 @@ from whereformer.adapters.behaviours import EquippedModel
 from whereformer.adapters.describe import describe
 from whereformer.adapters.files import Source, open_checkpoint
 from whereformer.adapters.fit import fitted, problems, shapes_of
+from whereformer.adapters.layouts import recognise
+from whereformer.adapters.timms_own import filtered
 from whereformer.errors import InputError
 
 ENCODING_KEY = "whereformer.encoding"
@@ -15,8 +17,9 @@ ENCODING_KEY = "whereformer.encoding"
 def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None) -> nn.Module:
     """Load weights into a model: all of them, or none and an error.
 
-    Reads our own files, timm's, and every layout of docs/checkpoints.md, in safetensors and torch files, sharded
-    ones, folders, and from the Hugging Face hub. Derived buffers are left out.
+    Reads our own files, timm's, every layout of docs/checkpoints.md, and what timm itself reads for such a model, in
+    safetensors and torch files, sharded ones, folders, and from the Hugging Face hub. Derived buffers are left
+    out.
 
     Args:
         model: a timm model, or what `whereformer.equip` made of one, with the encoding that the weights were
@@ -37,7 +40,12 @@ def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None
         raise InputError("load_checkpoint: give the model inside DDP or torch.compile: .module, ._orig_mod")
     checkpoint = open_checkpoint(source, part)
     weights, _ = fitted(checkpoint.entries, model)
-    found = list(problems(weights, shapes_of(model)))
+    wanted = shapes_of(model)
+    unknown = weights.keys() != wanted.keys() and recognise(checkpoint.entries) is None
+    if unknown and (read := filtered(checkpoint.entries, model)):
+        others, _ = fitted(read, model)
+        weights = others if others.keys() == wanted.keys() else weights
+    found = list(problems(weights, wanted))
     equipped = isinstance(model, EquippedModel)
     written_for = checkpoint.metadata.get(ENCODING_KEY)
     has = metadata(model)[ENCODING_KEY] if equipped else None
