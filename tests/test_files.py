@@ -277,6 +277,11 @@ def test_what_is_written_is_read_by_safetensors(tmp_path):
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"a": "b", "format": "pt"}
     assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    for name, value in state.items():  # as mapped memory wants it
+        assert (start + header[name]["data_offsets"][0]) % value.dtype.itemsize == 0, name
 
 
 def test_dtypes_that_safetensors_does_not_have(tmp_path):

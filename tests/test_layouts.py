@@ -129,6 +129,32 @@ def test_twins_keeps_its_convolutions_in_encodings():
     same(other, model, CASES["twins"].image(), exact=False)
 
 
+EQUIPPED = {
+    "swin": "swin",
+    "swinv2": "log_cpb",
+    "beit": "beit",
+    "dinov3": "dinov3",
+    "eva02, base": "learned + eva02",
+    "sam": "learned + decomposed",
+    "detectron2": "learned + decomposed",
+    "rope-vit-mixed": "rope_mixed",
+    "mmpretrain-swin": "swin",
+}
+
+
+@pytest.mark.parametrize("name", EQUIPPED)
+def test_official_weights_come_to_the_encodings_of_an_equipped_model(name):
+    """The encoding that a layout names is the one that the weights were trained with."""
+    case = CASES[name]
+    model, ours = case.model(), equip(case.model(), EQUIPPED[name])
+    randomised(ours)
+    official = {**case.official(model.state_dict()), **case.besides}
+    found, _ = in_timms_names(entries(official), layout_of(case.layout))
+    assert layout_of(case.layout).encoding(found) == EQUIPPED[name]
+    load_checkpoint(ours.eval(), official)
+    same(ours, model, case.image(), exact=False)
+
+
 def test_lookhere():
     model = lookhere()
     torch.manual_seed(1)
@@ -381,16 +407,16 @@ def test_released_detr_attention_under_transformers_names(name):
     torch.testing.assert_close(out.transpose(0, 1), t["output"], rtol=0, atol=1e-10)
 
 
-def test_irpe_detr_tables_come_to_encodings_of_the_attention(detr):
-    model = deepcopy(detr)
-    attention = model.get_submodule("model.encoder.layers.0.self_attn")
-    attention.encodings = nn.ModuleList([IRPE(16, 2, Grid(7, 7), ratio=2.0)])
+def test_irpe_detr_tables_come_to_the_encodings_of_an_equipped_detr(detr):
+    model = equip(deepcopy(detr), "irpe(ratio=2)", keep_own=True)
     official = of_detr(detr.state_dict())
     official["transformer.encoder.layers.0.self_attn.rpe_k.lookup_table_weight"] = table = torch.randn(1, 8, 81)
-    load_checkpoint(model, official)
-    assert torch.equal(model.get_parameter("model.encoder.layers.0.self_attn.encodings.0.tables.k"), table)
     named, _ = in_timms_names(entries(official), layout_of("irpe-detr"))
     assert layout_of("irpe-detr").encoding(named) == "irpe(ratio=2)"
+    load_checkpoint(model, official)
+    held = [module for module in model.modules() if isinstance(module, IRPE)]
+    assert len(held) == 1
+    assert torch.equal(held[0].tables["k"], table)
 
 
 # What does not fit, and the language of rules

@@ -7,6 +7,7 @@ from whereformer.adapters.describe import describe
 from whereformer.adapters.equip import equip, unequip
 from whereformer.adapters.host import Attention, Block, Host, Own, Stage
 from whereformer.adapters.inspection import inspect
+from whereformer.adapters.pretrained import from_pretrained
 
 __all__ = [
     "Attention",
@@ -18,6 +19,7 @@ __all__ = [
     "cpvt",
     "describe",
     "equip",
+    "from_pretrained",
     "inspect",
     "load_checkpoint",
     "unequip",

@@ -144,4 +144,4 @@ def _bytes(name: str, entry: Entry) -> bytes | memoryview:
     tensor: Tensor = entry.read()
     if (tuple(tensor.shape), tensor.dtype) != (entry.shape, entry.dtype):
         raise InputError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, but its file promised {entry}")
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data

@@ -14,6 +14,7 @@ from whereformer.errors import InputError
 DERIVED = (
     *("*relative_position_index", "*relative_coords_table", "*attn_mask", "*.relative_coords"),
     *("*freqs_cos", "*freqs_sin", "*freqs_t_x", "*freqs_t_y", "*rope_t_x", "*rope_t_y", "*freqs_cis"),
+    "whereformer.adapters.from_pretrained",  # a mark that transformers' files of equipped models bear
     *("*rope_embed.periods", "*rope.periods", "*inv_freq", "*.bias_mask", "*attention_bias_idxs", "*.rp_bucket"),
 )
 """Buffers that follow from sizes: older code saved them, and at another size they do not fit."""
