@@ -4,9 +4,10 @@ import argparse
 import io
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -47,6 +48,28 @@ COST_EXAMPLES = """\
 examples:
   whereformer cost
   whereformer cost --model vit_base_patch16_224 --encodings "learned; irpe(on='qkv')" --image-size 384
+"""
+
+INSPECT_EXAMPLES = """\
+examples:
+  whereformer inspect deit_small_patch16_224_ctx_product_50_shared_k.pth
+      whose names these are, which model they fit, which encodings it has; no weights are read
+  whereformer inspect folder/of/a/model --json
+  whereformer inspect owner/name@revision
+      on the Hugging Face hub
+  whereformer inspect last.pth --part model_ema
+"""
+
+CONVERT_EXAMPLES = """\
+examples:
+  whereformer convert dinov2_vitb14_reg4_pretrain.pth --out dinov2.safetensors
+      timm's names; what is only renamed stays to the bit
+  whereformer convert deit_tiny_patch16_224_ctx_product_50_shared_k.pth --out irpe.safetensors --to ours
+      the names of a timm model after whereformer.equip
+  whereformer convert dinov2.safetensors --out official.safetensors --to dinov2-reg
+  whereformer convert sharded/model.safetensors.index.json --out one.safetensors --shard 5GB
+
+The new file is whole or not there. docs/checkpoints.md lists the layouts.
 """
 
 MODELS_EXAMPLES = """\
@@ -241,6 +264,93 @@ def cost(options: argparse.Namespace) -> None:
         print(
             "For values the paper counts a product per pair of tokens, O(n² d); ours, sums per bucket, O(n k d)."
         )
+
+
+def inspect(options: argparse.Namespace) -> None:
+    """say what a checkpoint holds: layout, model, encodings, grid, what does not fit; no weights are read"""
+    _needs("rich", "safetensors", "timm")
+    from whereformer.adapters import inspect as look
+
+    found = look(options.checkpoint, part=options.part)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+        return
+    layout, best = found.layout, next(iter(found.models), None)
+    own = "of an equipped model" if found.equipped else "timm's, or none of the known"
+    facts = {
+        "layout": f"{layout.name}: {layout.source}" if layout else own,
+        "encoding": found.encoding,
+        "grid": f"{found.grid[0]} x {found.grid[1]}" if found.grid else "not told by its tables",
+        "prefix tokens": f"{found.prefix_tokens}, of which {found.prefix_rows} have rows in the position table",
+        "resized as": found.resize,
+        "parameters": f"{found.parameters:,}, {found.bytes / 1e6:,.1f} MB",
+        "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items()),
+    }
+    if found.part:
+        others = f" (also there: {', '.join(found.others)}; see --part)" if found.others else ""
+        facts["part"] = found.part + others
+    if layout and layout.note:
+        facts["note"] = layout.note
+    _print_facts(found.source, facts)
+    exact = [str(match) for match in found.models if match.fits]
+    if exact:
+        _print_facts("timm model", {"fits": "\n".join(exact)})
+    elif best:
+        _print_facts("timm model", {"nearest": str(best), "does not fit": _shortened(best.problems)})
+    elif layout:
+        _print_facts("timm model", {"fits": "none: it is not of timm"})
+    if found.tables:
+        _print_facts("tables", dict(_tables(found.tables)))
+    if found.dropped:
+        _print_facts("left out by convert", {"": _shortened([", ".join(found.dropped)])})
+
+
+def _shortened(lines: Sequence[str], most: int = 8, width: int = 300) -> str:
+    cut = [line if len(line) <= width else f"{line[:width]} ..." for line in lines[:most]]
+    more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join([*cut, *more])
+
+
+def _tables(tables: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """One line for all tables of a kind and size."""
+    same: dict[tuple[Any, ...], list[Any]] = {}
+    for table in tables:
+        same.setdefault((table.kind, table.shape, table.grid), []).append(table)
+    for (kind, shape, grid), alike in same.items():
+        of = " x ".join(map(str, grid)) if grid else "a grid that is not told"
+        more = f" ... {alike[-1].name} ({len(alike)})" if len(alike) > 1 else ""
+        rows = f", {alike[0].prefix} rows of prefix tokens" if alike[0].prefix else ""
+        yield alike[0].name + more, f"{kind}, {' x '.join(map(str, shape))}, of {of}{rows}"
+
+
+def convert(options: argparse.Namespace) -> None:
+    """write a checkpoint as safetensors, in timm's names or another layout's, whole or not at all"""
+    _needs("rich", "safetensors", "timm")
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from whereformer.adapters.convert import plan
+
+    planned = plan(options.checkpoint, to=options.to, part=options.part)
+    console = Console(stderr=True, highlight=False)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=planned.bytes)
+        files = planned.write(options.out, shard=options.shard, done=lambda count: bar.advance(task, count))
+    if options.json:
+        print(json.dumps({**planned.to_dict(), "files": [str(file) for file in files]}, indent=2))
+        return
+    for line in planned.lines():
+        print(line)
+    model = planned.models[0] if planned.models else None
+    print(
+        f"\n{planned.layout.name if planned.layout else 'timm'} -> {planned.to}: {len(planned.entries)} tensors,"
+        f" {planned.bytes / 1e6:,.1f} MB, {len(planned.steps)} changes; written: {', '.join(map(str, files))}"
+    )
+    if model and not model.fits:
+        print(f"It fits no timm model as it is; nearest is {model}:\n{_shortened(model.problems)}")
+    elif model:
+        print(f"It fits {model}")
 
 
 def models(options: argparse.Namespace) -> None:
@@ -487,6 +597,21 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--encodings", action="append", metavar="SPECS", help="separated by ;  (may be repeated)")
     command.add_argument("--image-size", type=_count, metavar="PIXELS", help="the model's own if not given")
+    for name, function, examples in (
+        ("inspect", inspect, INSPECT_EXAMPLES),
+        ("convert", convert, CONVERT_EXAMPLES),
+    ):
+        command = add(name, function, examples)
+        command.add_argument("checkpoint", metavar="CKPT", help="a file, a folder, or owner/name on the hub")
+        command.add_argument("--part", metavar="NAME", help="which state dict, if the file holds several")
+    command.add_argument("--out", type=Path, required=True, metavar="NEW.safetensors")
+    command.add_argument(
+        "--to",
+        default="timm",
+        metavar="LAYOUT",
+        help="timm (the default), ours (after equip), or an official one",
+    )
+    command.add_argument("--shard", type=_size, default="5GB", metavar="SIZE", help="the largest file (5GB)")
     command = add("models", models, MODELS_EXAMPLES)
     command.add_argument(
         "pattern", nargs="?", default="", metavar="PATTERN", help="in their names; * and ? are wild"
@@ -500,6 +625,21 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 1 on")
     return value
+
+
+def _size(text: str) -> int:
+    """
+    >>> _size("5GB"), _size("200 MB"), _size("1e3")
+    (5000000000, 200000000, 1000)
+    """
+    found = re.fullmatch(r"([0-9.e+]+)\s*([GMK]?)B?", text.strip(), re.IGNORECASE)
+    try:
+        size = int(float(found[1]) * {"G": 10**9, "M": 10**6, "K": 10**3}.get(found[2].upper(), 1)) if found else 0
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a size such as 5GB")
+    return size
 
 
 def _fail(message: object) -> NoReturn:
