@@ -1,10 +1,11 @@
-"""Encodings for models as they are: give, take back, describe, load."""
+"""Encodings for models as they are: give, take back, resize, describe, load."""
 
 from whereformer.adapters.checkpoint import load_checkpoint
 from whereformer.adapters.cpvt import cpvt
 from whereformer.adapters.describe import describe
 from whereformer.adapters.equip import equip, unequip
 from whereformer.adapters.host import Attention, Block, Host, Own, Stage
+from whereformer.adapters.resize import resize
 
 __all__ = [
     "Attention",
@@ -16,5 +17,6 @@ __all__ = [
     "describe",
     "equip",
     "load_checkpoint",
+    "resize",
     "unequip",
 ]
