@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from whereformer import Grid, InputError, describe, equip, unequip
@@ -154,13 +155,30 @@ def test_an_attention_that_does_not_attend_is_an_error_not_a_silence():
         model(images())
 
 
+def sharded(model: nn.Module) -> nn.Module:
+    """As FSDP leaves it: of a class of its own."""
+    model.__class__ = type("Sharded", (FSDPModule, type(model)), {})
+    return model
+
+
 @pytest.mark.parametrize(
     ("wrap", "match"),
     [
-        (lambda model: torch.compile(model), "equip model._orig_mod"),
-        (lambda model: nn.DataParallel(model), "equip model.module"),
+        (torch.compile, "compiled; give model._orig_mod"),
+        (nn.DataParallel, "wrapped in DataParallel; give model.module"),
+        (sharded, r"sharded \(Sharded\); do it before FSDP"),
     ],
 )
 def test_wrapped_models_say_what_to_do(wrap, match):
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(InputError, match=f"equip: .*{match}"):
         equip(wrap(OwnModel()), "irpe")
+    with pytest.raises(InputError, match=f"unequip: .*{match}"):
+        unequip(wrap(own("irpe")))
+
+
+def test_nothing_is_taken_back_from_under_another_change():
+    model = own("irpe")
+    sharded(model.blocks[1])
+    with pytest.raises(InputError, match="something else changed the class of a Sharded"):
+        unequip(model)
+    assert describe(model).attentions

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from whereformer.adapters.host import Grids, Layout, Place
+from whereformer.adapters.host import Channels, Grids, Image, Layout, Place
 from whereformer.adapters.swap import Equipped
 from whereformer.attention import attention, encode
 from whereformer.encoding import PositionEncoding
@@ -35,6 +35,10 @@ class EquippedModel(Equipped, Module):
     def home_grid(self) -> Grid:
         """Where tokens are at the size the model was built for; in a pyramid, those of the first stage."""
         return self.place.home
+
+    def set_grid(self, grid: Grid) -> None:
+        """Where the tokens of this thread's next forwards are, for a model that cannot see it itself."""
+        self.place.grid = grid
 
     def no_weight_decay(self) -> set[str]:
         own = getattr(super(), "no_weight_decay", set)
@@ -62,7 +66,7 @@ class EquippedBlock(Equipped, Module):
     grad_checkpointing: bool
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        compute = partial(self._compute, self.layout.grid(self.place, x, *args))
+        compute = partial(self._compute, self.layout.grid(self.place, x, *args, **kwargs))
         if self.grad_checkpointing:
             return checkpoint(compute, x, *args, use_reentrant=False, **kwargs)
         return compute(x, *args, **kwargs)
@@ -81,6 +85,8 @@ class EquippedAttention(Equipped, Module):
     encodings: nn.ModuleList
     place: Place
     grids: Grids
+    home: Grid
+    """From which grid `grids` starts at home."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
@@ -92,6 +98,26 @@ class EquippedAttention(Equipped, Module):
                 " its encodings did not speak"
             )
         return out
+
+
+class EquippedOnMap(EquippedAttention):
+    """An attention that gets a map [batch, dim, height, width], all of it or a window, and is on that grid."""
+
+    layout: ClassVar[Layout] = Channels()
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.place.grid = self.layout.grid(self.place, x)
+        return super().forward(x, *args, **kwargs)
+
+
+class EquippedOnImage(EquippedOnMap):
+    """The same for [batch, height, width, dim]."""
+
+    layout = Image()
+
+
+class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
+    """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
 
 
 class _Ours(TorchFunctionMode):
@@ -120,7 +146,25 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's scaled_dot_product_attention, with the encodings of a module."""
+    """As torch's scaled_dot_product_attention, with the encodings of a module.
+
+    Axes before the heads are all batch, or batch and heads are one axis; one head of keys and values is that of
+    all queries; values may have several times as many features as keys: they are attended to in parts.
+    """
+    if query.ndim == 3:
+        heads = next(iter(held(module))).num_heads
+        query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim == 3:
+            attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
+        return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
+    if query.ndim > 4:
+        *batch, _, _, _ = query.shape
+        q, k, v = (x.flatten(0, -4) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.ndim > 3:
+            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).flatten(0, -4)
+        return attend(module, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa).unflatten(0, batch)
+    if key.shape[1] == 1 != query.shape[1]:
+        key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
@@ -129,7 +173,12 @@ def attend(
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    return attention(query, key, value, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+    parts = value.split(query.shape[-1], -1)
+    out = [
+        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        for part in parts
+    ]
+    return torch.cat(out, -1) if len(out) > 1 else out[0]
 
 
 def held(module: nn.Module) -> Iterable[PositionEncoding]:

@@ -120,7 +120,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, str]]:
             continue
         encodings = list(held(module))
         first, like = encodings[0], next(module.parameters())
-        queries, keys = module.grids(module, first.grid)
+        queries, keys = module.grids(module, module.home)
         q, k = (like.new_zeros(1, first.num_heads, grid.tokens, first.head_dim) for grid in (queries, keys))
         dropout = getattr(module, "attn_drop", None)
         p = dropout.p if isinstance(dropout, nn.Dropout) and module.training else 0.0

@@ -1,8 +1,8 @@
 """What `equip` has to know of a model, as data: where its blocks, attentions and tokens are."""
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ class Place(threading.local):
 class Layout:
     """Tokens [batch, tokens, dim], on the grid that the place has."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
-        """Where they are."""
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        """Where they are, from what the block is called with."""
         return place.grid
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -43,17 +43,38 @@ class Layout:
         return tokens
 
 
-class Sized(Layout):
-    """Tokens [batch, tokens, dim], and beside them (height, width)."""
+class Counted(Layout):
+    """Tokens [batch, tokens, dim], on the grid that the place has, behind prefix tokens: all that are left over."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
-        return Grid(*rest[0])
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
+
+
+@dataclass(frozen=True)
+class Fixed(Layout):
+    """Tokens [batch, tokens, dim], always on this grid."""
+
+    at: Grid
+
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        return self.at
+
+
+@dataclass(frozen=True)
+class Sized(Layout):
+    """Tokens [batch, tokens, dim], and beside them (height, width), second or as `size`; `prefix` tokens first."""
+
+    prefix: int = 0
+
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
+        height, width = rest[0] if rest else named["size"]
+        return Grid(height, width, self.prefix)
 
 
 class Image(Layout):
     """Patches [batch, height, width, dim]."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return Grid(x.shape[1], x.shape[2])
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -66,7 +87,7 @@ class Image(Layout):
 class Channels(Layout):
     """Patches [batch, dim, height, width]."""
 
-    def grid(self, place: Place, x: Tensor, *rest: Any) -> Grid:
+    def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return Grid(x.shape[2], x.shape[3])
 
     def tokens(self, x: Tensor) -> Tensor:
@@ -74,6 +95,16 @@ class Channels(Layout):
 
     def back(self, tokens: Tensor, like: Tensor) -> Tensor:
         return tokens.mT.reshape(like.shape)
+
+
+class SequenceFirst(Layout):
+    """Tokens [tokens, batch, dim], on the grid that the place has."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+    def back(self, tokens: Tensor, like: Tensor) -> Tensor:
+        return tokens.transpose(0, 1)
 
 
 TOKENS = Layout()
@@ -103,6 +134,7 @@ class Attention:
         dim: features of a query, all heads together; the stage's if None.
         heads: how many; the stage's if None.
         grids: where queries and keys are, if not where the block's tokens are: windows, pooled keys.
+        home: from which grid `grids` starts at home, if not from the stage's: the block shrinks its map first.
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
@@ -112,6 +144,7 @@ class Attention:
     dim: int | None = None
     heads: int | None = None
     grids: Grids = on_the_whole
+    home: Grid | None = None
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
@@ -126,12 +159,14 @@ class Block:
         attentions: those of its parts in which encodings may speak.
         start: for encodings that go on from what the model has before this block.
         behaviour: how the module behaves with encodings, if not as `EquippedBlock`.
+        deaf: if it attends in a way that takes no encoding, why; the rest of a sentence, "its attention ...".
     """
 
     module: nn.Module
     attentions: Sequence[Attention | nn.Module] = ()
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    deaf: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,6 +218,8 @@ class Host:
         swaps: other modules that must behave in another way; each gets the attribute `place`.
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
+        first: the module that holds them, if it is neither: called with the tokens first, as a block is.
+        equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
     """
 
     stages: Sequence[Stage]
@@ -192,3 +229,5 @@ class Host:
     swaps: Sequence[tuple[nn.Module, type[Equipped]]] = ()
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
+    first: nn.Module | None = None
+    equal: str | Mapping[range, str] | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from whereformer.adapters.host import Attention, Block, Host, Stage
 from whereformer.catalog import Factory, parse, spell
@@ -119,7 +119,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
         made[dim, heads, grid] = encoding
         return encoding
 
-    scout = _built(factory, like, stage.dim, stage.heads, stage.grid)
+    scout = _scout(factory, like, stage, seats)
     moments = scout.moments()
     attends = [moment for moment in moments if moment != "tokens"]
     for position in scout.blocks(len(seats)):
@@ -128,13 +128,20 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
+        if "tokens" in moments and isinstance(seat.block.module, nn.MultiheadAttention):
+            raise InputError(
+                f"equip: {spell(factory)} speaks to tokens before a block, but a"
+                f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
+            )
         if not attends:
             seat.tokens.append(build(stage.dim, stage.heads, stage.grid, seat))
             continue
         if not seat.attentions:
             raise InputError(
                 f"equip: {spell(factory)} speaks in attention, but block {seat.number} is a"
-                f" {type(seat.block.module).__name__}, which has none that takes it; encodings of tokens can come"
+                f" {type(seat.block.module).__name__}, which has none that takes it"
+                + (f" (its attention {seat.block.deaf})" if seat.block.deaf else "")
+                + "; encodings of tokens can come"
             )
         for heard in seat.attentions:
             attention = heard.attention
@@ -143,7 +150,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f"equip: {spell(factory)} speaks at {', '.join(deaf)}, but a"
                     f" {type(attention.module).__name__} takes {', '.join(attention.takes) or 'nothing'}"
                 )
-            queries, keys = attention.grids(attention.module, stage.grid)
+            queries, keys = attention.grids(attention.module, attention.home or stage.grid)
             if queries != keys and not scout.crosses:
                 raise InputError(
                     f"equip: {spell(factory)} says nothing of queries on {queries} and keys on {keys}: two grids,"
@@ -153,7 +160,27 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 build(attention.dim or stage.dim, attention.heads or stage.heads, queries, seat)
             )
         if "tokens" in moments:
-            seat.tokens.append(seat.attentions[0].encodings[-1])
+            both = seat.attentions[0].encodings[-1]
+            if both.dim != stage.dim:
+                raise InputError(
+                    f"equip: {spell(factory)} speaks to tokens and in attention, but in block {seat.number} those"
+                    f" have {stage.dim} features and this {both.dim}"
+                )
+            seat.tokens.append(both)
+
+
+def _scout(factory: Factory, like: Tensor, stage: Stage, seats: list[Seat]) -> PositionEncoding:
+    """One to ask what it is: as for the stage's tokens or, where these have no such width, for its attention."""
+    try:
+        return _built(factory, like, stage.dim, stage.heads, stage.grid)
+    except InputError:
+        heard = next((heard.attention for seat in seats for heard in seat.attentions), None)
+        if heard is None or not (heard.dim and heard.heads):
+            raise
+        scout = _built(factory, like, heard.dim, heard.heads, stage.grid)
+        if all(moment == "tokens" for moment in scout.moments()):
+            raise
+        return scout
 
 
 def _built(factory: Factory, like: Tensor, dim: int, heads: int, grid: Grid) -> PositionEncoding:

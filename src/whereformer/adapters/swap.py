@@ -10,23 +10,32 @@ class Equipped:
     """Base of behaviours that `swap_class` mixes in; instances copy and pickle like those of ordinary classes."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        behaviour, original = type(self).__bases__
-        return _blank, (behaviour, original), self.__dict__
+        return _blank, tuple(_layers(type(self))), self.__dict__
 
 
 def swap_class(module: nn.Module, behaviour: type[Equipped], **attributes: Any) -> None:
     """Let `module` behave as `behaviour` before its own class, which needs these attributes."""
     module.__class__ = _mixed(behaviour, type(module))
+    brought = tuple(name for name in attributes if name not in module.__dict__)
     for name, value in attributes.items():
         setattr(module, name, value)
-    module.__dict__["_brought"] = tuple(attributes)
+    module.__dict__["_brought"] = brought, module.__dict__.get("_brought")
 
 
 def swap_back(module: nn.Module) -> None:
     """The reverse of `swap_class`."""
-    for name in module.__dict__.pop("_brought"):
+    names, before = module.__dict__.pop("_brought")
+    for name in names:
         delattr(module, name)
+    if before is not None:
+        module.__dict__["_brought"] = before
     module.__class__ = type(module).__bases__[1]
+
+
+def is_outermost(module: nn.Module) -> bool:
+    """Whether nothing changed the module's class after `swap_class`."""
+    behaviour, *originals = type(module).__bases__
+    return len(originals) == 1 and type(module) is _mixed(behaviour, originals[0])
 
 
 MISSING = object()
@@ -34,27 +43,26 @@ MISSING = object()
 
 
 def put(module: nn.Module, name: str, value: Any) -> Any:
-    """Set an attribute of any kind to a value of any kind, or to `MISSING`; returns what was there."""
-    for register, kind in (
-        (module._parameters, nn.Parameter),
-        (module._buffers, Tensor),
-        (module._modules, nn.Module),
-    ):
-        if name in register and (value is None or isinstance(value, kind)):  # keeps its place in the order
-            before, register[name] = register[name], value  # pyright: ignore[reportArgumentType]
-            return before
-    before = getattr(module, name) if _has(module, name) else MISSING
-    if before is not MISSING:
-        delattr(module, name)
-    if value is not MISSING:
+    """Set an attribute of any kind to a value of any kind, or to `MISSING`; returns what was there.
+
+    A parameter, buffer or module keeps its place in their order while something of another kind stands for it.
+    """
+    own, kinds = module.__dict__, _KINDS.items()
+    register, kind = next(((own[r], kind) for r, kind in kinds if name in own[r]), (own, object))
+    before = own.pop(name) if name in own else register.get(name, MISSING)
+    if register is not own and (value is None or isinstance(value, kind)):
+        register[name] = value
+    elif register is not own and value is MISSING:
+        del register[name]
+    elif register is not own:
+        register[name] = None
+        own[name] = value  # is looked at first
+    elif value is not MISSING:
         setattr(module, name, value)
     return before
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    """Whether the instance has it; what its class has stays there."""
-    registers = (module._parameters, module._buffers, module._modules, module.__dict__)
-    return any(name in register for register in registers)
+_KINDS = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module}
 
 
 @functools.cache
@@ -62,6 +70,15 @@ def _mixed(behaviour: type[Equipped], original: type[nn.Module]) -> type[nn.Modu
     return type(f"Equipped{original.__name__}", (behaviour, original), {"__module__": original.__module__})
 
 
-def _blank(behaviour: type[Equipped], original: type[nn.Module]) -> nn.Module:
-    cls = _mixed(behaviour, original)
+def _layers(cls: type) -> list[type]:
+    """The class under all behaviours, then these, the innermost first."""
+    if not issubclass(cls, Equipped):
+        return [cls]
+    behaviour, original = cls.__bases__
+    return [*_layers(original), behaviour]
+
+
+def _blank(cls: type[nn.Module], *behaviours: type[Equipped]) -> nn.Module:
+    for behaviour in behaviours:
+        cls = _mixed(behaviour, cls)
     return cls.__new__(cls)

@@ -14,10 +14,9 @@ from whereformer.adapters import host
 from whereformer.adapters.behaviours import EquippedAttention, EquippedModel, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Place, Stage
+from whereformer.adapters.starts import from_table
 from whereformer.adapters.swap import Equipped
 from whereformer.attention import encode
-from whereformer.encoding import PositionEncoding
-from whereformer.encodings import Learned
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
@@ -37,12 +36,7 @@ def vit(model: VisionTransformer) -> Host:
             " build the model with dynamic_img_size=True"
         )
 
-    def start(encoding: PositionEncoding) -> bool:
-        if not isinstance(encoding, Learned) or model.pos_embed is None:
-            return False
-        encoding.start_from(model.pos_embed[0])
-        return True
-
+    start = None if model.pos_embed is None else from_table(model.pos_embed[0])
     # exactly timm's Attention: a subclass may do something else
     attentions = [[m for m in block.modules() if type(m) is Attention] for block in model.blocks]
     heads = next((found[0].num_heads for found in attentions if found), 1)
