@@ -74,7 +74,25 @@ def mover_of(model: nn.Module) -> Mover:
 
 def original(model: nn.Module) -> type[nn.Module]:
     """The class of a model, equipped or not."""
-    return type(model).__bases__[1] if isinstance(model, Equipped) else type(model)
+    kind = type(model)
+    while issubclass(kind, Equipped):
+        kind = kind.__bases__[1]
+    return kind
+
+
+def followed(own: Sequence[int], home: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
+    """The size of a stage that is `own` where a model's grid is `home`, when that is `new`; None: no stage is so.
+
+    >>> followed((4, 4), (14, 14), (24, 12))  # a quarter of the rows and columns, the last ones incomplete
+    (6, 3)
+    """
+    sizes = []
+    for n, h, m in zip(own, home, new, strict=True):
+        strides = [h // n] if h % n == 0 else [2**k for k in range(1, 7) if -(-h // 2**k) == n]
+        if not strides:
+            return None
+        sizes.append(-(-m // strides[0]))
+    return tuple(sizes)
 
 
 def pair(size: Any) -> Pair:

@@ -1,17 +1,13 @@
 """Move a model, with its weights, to images of another size."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from whereformer.adapters.behaviours import EquippedModel, held
-from whereformer.adapters.find import host_of
 from whereformer.adapters.homes import Home, Pair, mover_of
-from whereformer.adapters.host import Attention, Place
-from whereformer.adapters.swap import put
+from whereformer.adapters.resize_equipped import move_encodings, own_tables_back, seats_of
 from whereformer.adapters.tables import Table, tables_of
 from whereformer.adapters.twins import unchanged_on_error
 from whereformer.errors import InputError, check_in_memory, check_size
@@ -61,7 +57,8 @@ def resize(
     recipe = None if recipe is None else recipe_of(recipe)
     if new == home and windows is None:
         return model
-    with unchanged_on_error(model, mover.beside(model)), torch.no_grad(), _own_tables_back(model):
+    with unchanged_on_error(model, mover.beside(model)), torch.no_grad(), own_tables_back(model):
+        seats = seats_of(model)
         tables = {table.name: table for table in tables_of(model, grid=home.grid)}
         weights = {
             name: weight for name, weight in model.named_parameters(remove_duplicate=False) if name in tables
@@ -78,8 +75,7 @@ def resize(
                     f"resize: {name} changes from {list(shapes[name])} to {list(parameter.shape)}, and is no table"
                     " that is known"
                 )
-        if isinstance(model, EquippedModel):
-            _resize_encodings(model)
+        move_encodings(seats, home, new)
     return model
 
 
@@ -139,39 +135,3 @@ def _pair(what: str, value: object) -> Pair:
     check_size(f"resize: {what}", pair)
     height, width = pair  # pyright: ignore[reportGeneralTypeIssues]
     return int(height), int(width)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Equipped models.
-
-
-@contextmanager
-def _own_tables_back(model: nn.Module) -> Iterator[None]:
-    """While it is resized, an equipped model has again what it said itself, which `unequip` will put back."""
-    if not isinstance(model, EquippedModel):
-        yield
-        return
-    silent = [(module, name, put(module, name, value)) for module, name, value in model.before]
-    yield
-    model.before = [(module, name, put(module, name, value)) for module, name, value in silent]
-
-
-def _resize_encodings(model: EquippedModel) -> None:
-    """Each to the grid that the host of the resized model has where it stands."""
-    host = host_of(model)
-    seats: list[tuple[nn.Module, Grid]] = []
-    for stage in host.stages:
-        attentions = [a if isinstance(a, Attention) else Attention(a) for b in stage.blocks for a in b.attentions]
-        seats += [(a.module, a.grids(a.module, stage.grid)[0]) for a in attentions]
-    seats += [(block.module, stage.grid) for stage in host.stages for block in stage.blocks]
-    seats.append((model, host.stages[0].grid))
-    done = set()
-    for module, grid in seats:
-        for encoding in held(module) if hasattr(module, "encodings") else ():
-            if id(encoding) not in done:
-                encoding.resize(grid)
-            done.add(id(encoding))
-    place = Place(host.stages[0].grid)
-    for module in model.modules():
-        if "place" in vars(module):
-            vars(module)["place"] = place

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from whereformer.adapters.homes import followed
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.resample import Recipe, exact, recipe_of, resample_kernel
@@ -71,17 +72,13 @@ class Table:
             return self
         own = self._known_grid()
         axes = (0, 1) if self.kind != "strip" else (int("w" in self.name.rpartition(".")[2]),)
-        return self.on([self._staged(n, home[a], grid[a]) for n, a in zip(own, axes, strict=True)])
-
-    def _staged(self, own: int, home: int, new: int) -> int:
-        """Along one axis: patches of the stage that has `own` of them where the model has `home`."""
-        strides = [home // own] if home % own == 0 else [2**n for n in range(1, 7) if -(-home // 2**n) == own]
-        if not strides:
+        size = followed(own, [home[a] for a in axes], [grid[a] for a in axes])
+        if size is None:
             raise InputError(
-                f"{self.name}: made for {own} patches along an axis where the model has {home}: no stage of it has"
-                " so many. Give the grid, or image size, that the weights are for"
+                f"{self.name}: made for {own} where the model has {tuple(home)}: no stage of it has so many patches."
+                " Give the grid, or image size, that the weights are for"
             )
-        return -(-new // strides[0])
+        return self.on(size)
 
     def read(self, tensor: Tensor, new: "Table", recipe: str | Recipe | None = None) -> Tensor:
         """Its numbers, as those of `new`: in float32, rounded once; the very same tensor if the grid stays."""
