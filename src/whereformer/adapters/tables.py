@@ -71,7 +71,7 @@ class Table:
         if not self.follows or self.kind == "kernel" or tuple(home) == tuple(grid):
             return self
         own = self._known_grid()
-        axes = (0, 1) if self.kind != "strip" else (int("w" in self.name.rpartition(".")[2]),)
+        axes = (0, 1) if self.kind != "strip" else (_strip_axis(self.name),)
         size = followed(own, [home[a] for a in axes], [grid[a] for a in axes])
         if size is None:
             raise InputError(
@@ -90,12 +90,12 @@ class Table:
         if self.kind == "kernel":
             places = resample_kernel(places, size)
         elif self.kind == "distance":
-            places = _mirrored_read(places, size, self._recipe(recipe))
+            places = _mirrored_read(places, size, self.recipe_for(recipe))
         else:
-            places = self._recipe(recipe).read(places, size)
+            places = self.recipe_for(recipe).read(places, size)
         return self._join(places, rest, new.shape).to(tensor.dtype)
 
-    def _recipe(self, asked: str | Recipe | None) -> Recipe:
+    def recipe_for(self, asked: str | Recipe | None) -> Recipe:
         """What is asked for, where it makes sense: the geometric one for offsets, those of models for places."""
         own = recipe_of(self.recipe)
         asked = own if asked is None else recipe_of(asked)
@@ -305,8 +305,12 @@ def _placed(table: Table, home: tuple[int, ...] | None, owners: Mapping[str, nn.
     block = owners.get(table.name.rpartition(".")[0].rpartition(".")[0])
     if block is not None and hasattr(block, "window_size"):
         return replace(table, follows=not block.window_size)
-    axis = int("w" in table.name.rpartition(".")[2])
-    return replace(table, follows=home is not None and table.grid == (home[axis],))
+    return replace(table, follows=home is not None and table.grid == (home[_strip_axis(table.name)],))
+
+
+def _strip_axis(name: str) -> int:
+    """0 for rows, rel_pos_h and height_rel; 1 for columns."""
+    return int(name.rpartition(".")[2] in ("rel_pos_w", "width_rel"))
 
 
 def _attribute(owners: Mapping[str, nn.Module], name: str) -> tuple[int, ...] | None:
