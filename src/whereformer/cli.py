@@ -59,8 +59,8 @@ examples:
   whereformer resize swin_tiny_224.pth --from 224 --to 384 --window 12 --out swin_tiny_384.pth
   whereformer resize flexivit.safetensors --to 240 --new-patch 8 --out flexivit_8.safetensors
 
-Everything that is no table of places or offsets stays to the bit. Load the result into a model that is built for the
-new size; or resize the model, with whereformer.resize in Python.
+Everything that is no table of places or offsets stays to the bit. Load the result into a model that is built for
+the new size; or resize the model, with whereformer.resize in Python.
 """
 
 DOCTOR_EXAMPLES = """\

@@ -1,6 +1,7 @@
 """timm's models: by their own `set_input_size`, or else as they would be built for another size."""
 
 import inspect
+import warnings
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ def home(model: nn.Module) -> Home:
     features = cast("list[dict[str, Any]] | None", getattr(model, "feature_info", None))
     grid = getattr(embed, "grid_size", None)
     strides = [getattr(embed, "patch_size", None), features and features[0]["reduction"]]
+    if grid is None:  # patches that overlap, as in most pyramids: the stride counts
+        strides.reverse()
     found = [Home((image[0] // p[0], image[1] // p[1]), p) for p in map(pair, filter(None, strides))]
     if grid is not None and not any(home.grid == pair(grid) for home in found):  # a backbone before the patches
         if not (image[0] % grid[0] or image[1] % grid[1]):
@@ -49,7 +52,9 @@ def move(model: nn.Module, home: Home, new: Home, window: Pair | None) -> None:
         options["window_size"] = window
     elif hasattr(model, "_ref_window_sizes"):  # Swin's windows are its own, and not shares of the image
         options["window_size"] = model._ref_window_sizes
-    setter(**options)
+    with warnings.catch_warnings():  # of its interpolation, whose numbers are not used
+        warnings.simplefilter("ignore", UserWarning)
+        setter(**options)
 
 
 def _move_as_built(model: nn.Module, home: Home, new: Home) -> None:

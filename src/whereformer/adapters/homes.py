@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import nn
 
+from whereformer.adapters.find import refuse_wrapped
 from whereformer.adapters.swap import Equipped
 from whereformer.errors import InputError
 
@@ -54,20 +55,14 @@ def mover_of(model: nn.Module) -> Mover:
     Raises:
         InputError: it is of no library that is known, or wrapped in something that must come after.
     """
-    name = type(model).__name__
-    if not isinstance(model, nn.Module):
-        raise InputError(f"resize: model={model!r}, expected a module")
-    if hasattr(model, "_orig_mod"):
-        raise InputError("resize: the model is compiled; resize model._orig_mod, before torch.compile")
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise InputError(f"resize: the model is wrapped in {name}; resize model.module, before {name}")
+    refuse_wrapped(model, "resize")
     for kind in original(model).__mro__:
         library = LIBRARIES.get(kind.__module__.partition(".")[0])
         if library is not None:
             module = cast(Any, import_module(library))
             return Mover(module.home, module.move, getattr(module, "configs", lambda model: ()))
     raise InputError(
-        f"resize: {name} is no model of {', '.join(LIBRARIES)}; its checkpoint can be resized, by `whereformer"
+        f"resize: {type(model).__name__} is no model of {', '.join(LIBRARIES)}; its checkpoint can be resized, by `whereformer"
         " resize`, and loaded into a model that is built for the new size"
     )
 

@@ -118,7 +118,7 @@ def plan(
             moves.append((table, moved))
     if not moves and (new != home or window is not None):
         stay = next(
-            (f": windows of {t.grid} stay, unless --window changes them" for t in tables if not t.follows), ""
+            (f": windows of {t.grid} stay, unless --window changes them" for t in tables if t.kind == "bias"), ""
         )
         raise InputError(f"resize: nothing in these weights follows the size of images{stay}")
     dropped = tuple(key for key in weights if DERIVED.search(key)) if moves else ()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whereformer.adapters.homes import followed
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_gathered
 from whereformer.resample import Recipe, exact, recipe_of, resample_kernel
 
 Kind = Literal["absolute", "bias", "distance", "strip", "window", "kernel"]
@@ -75,7 +75,7 @@ class Table:
         size = followed(own, [home[a] for a in axes], [grid[a] for a in axes])
         if size is None:
             raise InputError(
-                f"{self.name}: made for {own} where the model has {tuple(home)}: no stage of it has so many patches."
+                f"{self.name}: made for {own} where the model has {tuple(home)}: no stage of it has so many."
                 " Give the grid, or image size, that the weights are for"
             )
         return self.on(size)
@@ -251,6 +251,7 @@ def _found(
         pattern = next((p for p in PATTERNS if re.search(rf"(^|\.)({p.key})$", name)), None)
         if pattern is None or NOT_OURS.search(name):
             continue
+        check_gathered(name, torch.empty(shape, device="meta"))
         if _official_dinov2(sizes) and pattern.kind == "absolute":
             recipe = "dinov2-reg" if any("register_tokens" in key for key in sizes) else "dinov2"
             pattern = replace(pattern, recipe=recipe)
