@@ -120,6 +120,7 @@ def test_public_names() -> None:
         "layers",
         "load_checkpoint",
         "parse",
+        "resize",
         "unequip",
     ]
     for name in whereformer.__all__:

@@ -141,9 +141,9 @@ def resample_line(table: Tensor, length: int, *, mode: str = "bilinear", antiali
 def resample_kernel(kernel: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize the kernel of a patch embedding so that resized patches give what the patches gave (FlexiViT).
 
-    With B the matrix that resizes an image of one patch from the old size to the new one (bicubic, antialiased), the
-    new kernel is pinv(Bᵀ) w: for larger patches, patches B x give exactly what patches x gave; for smaller ones, it is
-    the nearest in the least squares.   Beyer et al. 2023, FlexiViT, section 3.4. In float64, rounded once.
+    With B the matrix that resizes an image of one patch from the old size to the new one (bicubic, antialiased),
+    the new kernel is pinv(Bᵀ) w: for larger patches, B x gives exactly what x gave; for smaller ones, the nearest
+    in the least squares.   Beyer et al. 2023, FlexiViT, section 3.4. In float64, rounded once.
 
     Args:
         kernel: [height, width, channels].

@@ -1,4 +1,4 @@
-"""Encodings for models as they are: give, take back, describe, load, convert."""
+"""Encodings for models as they are: give, take back, resize, describe, load, convert."""
 
 from whereformer.adapters.checkpoint import load_checkpoint
 from whereformer.adapters.convert import convert
@@ -8,6 +8,7 @@ from whereformer.adapters.equip import equip, unequip
 from whereformer.adapters.host import Attention, Block, Host, Own, Stage
 from whereformer.adapters.inspection import inspect
 from whereformer.adapters.pretrained import from_pretrained
+from whereformer.adapters.resize import resize
 
 __all__ = [
     "Attention",
@@ -22,5 +23,6 @@ __all__ = [
     "from_pretrained",
     "inspect",
     "load_checkpoint",
+    "resize",
     "unequip",
 ]

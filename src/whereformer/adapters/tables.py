@@ -1,4 +1,4 @@
-"""The learned tables of models as they are: which there are, over what, how they are laid out, and reading them."""
+"""The learned tables of models as they are: which there are, over what, how they are laid out, and read."""
 
 import math
 import re
@@ -9,8 +9,9 @@ from typing import Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from whereformer.adapters.homes import followed
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_gathered
 from whereformer.resample import Recipe, exact, recipe_of, resample_kernel
 
 Kind = Literal["absolute", "bias", "distance", "strip", "window", "kernel"]
@@ -70,44 +71,43 @@ class Table:
         if not self.follows or self.kind == "kernel" or tuple(home) == tuple(grid):
             return self
         own = self._known_grid()
-        axes = {"rel_pos_h": (0,), "rel_pos_w": (1,)}.get(self.name.rpartition(".")[2], (0, 1))
-        return self.on([self._staged(n, home[a], grid[a]) for n, a in zip(own, axes, strict=True)])
-
-    def _staged(self, own: int, home: int, new: int) -> int:
-        """Along one axis: patches of the stage that has `own` of them where the model has `home`."""
-        strides = [home // own] if home % own == 0 else [2**n for n in range(1, 7) if -(-home // 2**n) == own]
-        if not strides:
+        axes = (0, 1) if self.kind != "strip" else (_strip_axis(self.name),)
+        size = followed(own, [home[a] for a in axes], [grid[a] for a in axes])
+        if size is None:
             raise InputError(
-                f"{self.name}: made for {own} patches along an axis where the model has {home}: no stage of it has"
-                " so many. Give the grid, or image size, that the weights are for"
+                f"{self.name}: made for {own} where the model has {tuple(home)}: no stage of it has so many."
+                " Give the grid, or image size, that the weights are for"
             )
-        return -(-new // strides[0])
+        return self.on(size)
 
     def read(self, tensor: Tensor, new: "Table", recipe: str | Recipe | None = None) -> Tensor:
         """Its numbers, as those of `new`: in float32, rounded once; the very same tensor if the grid stays."""
         own, grid = self._known_grid(), new._known_grid()
         if own == grid:
             return tensor
-        places, rest = self._split(exact(tensor.detach()))
+        places, rest = self._split(exact(tensor))
         size = cast("tuple[int, int]", _places(self.kind, grid))
-        with torch.no_grad():
-            if self.kind == "kernel":
-                places = resample_kernel(places, size)
-            elif self.kind == "distance":
-                places = _mirrored_read(places, size, self._recipe(recipe))
-            else:
-                places = self._recipe(recipe).read(places, size)
+        if self.kind == "kernel":
+            places = resample_kernel(places, size)
+        elif self.kind == "distance":
+            places = _mirrored_read(places, size, self.recipe_for(recipe))
+        else:
+            places = self.recipe_for(recipe).read(places, size)
         return self._join(places, rest, new.shape).to(tensor.dtype)
 
-    def _recipe(self, asked: str | Recipe | None) -> Recipe:
-        """Recipes for places say nothing of offsets along one axis, which all read linearly."""
-        return recipe_of(self.recipe if asked is None or self.kind == "strip" else asked)
+    def recipe_for(self, asked: str | Recipe | None) -> Recipe:
+        """What is asked for, where it makes sense: the geometric one for offsets, those of models for places."""
+        own = recipe_of(self.recipe)
+        asked = own if asked is None else recipe_of(asked)
+        plain = asked == Recipe(asked.mode)
+        fits = {"absolute": asked.mode != "geometric", "bias": plain, "distance": plain}
+        return asked if fits.get(self.kind, False) else own
 
     def _known_grid(self) -> tuple[int, ...]:
         if self.grid is None:
             raise InputError(
-                f"{self.name} {list(self.shape)}: its rows, less the prefix tokens', are no square. Give the grid, or"
-                " the image size, that the weights are for"
+                f"{self.name} {list(self.shape)}: its rows, less the prefix tokens', are no square. Give the grid,"
+                " or the image size, that the weights are for"
             )
         return self.grid
 
@@ -118,10 +118,9 @@ class Table:
         size = _places(self.kind, self._known_grid())
         if not self.flat:
             return rows, rows.new_empty(0, rows.shape[-1])
-        places, rest = (rows[self.prefix :], rows[: self.prefix]) if self.kind == "absolute" else (
-            rows[: len(rows) - self.prefix],
-            rows[len(rows) - self.prefix :],
-        )
+        first = self.prefix if self.kind == "absolute" else 0
+        count = math.prod(size)
+        places, rest = rows[first : first + count], torch.cat([rows[:first], rows[first + count :]])
         return places.unflatten(0, size), rest
 
     def _join(self, places: Tensor, rest: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -176,11 +175,12 @@ PATTERNS = (
     Pattern(r"position_embeddings?", "absolute", 1, recipe="bicubic"),  # transformers
     Pattern(r"visual\.positional_embedding|position_embedding\.weight", "absolute", 0, recipe="bicubic"),  # CLIP
     Pattern(r"rel_pos\.relative_position_bias_table", "bias", 0, recipe="geometric"),  # timm's own
-    Pattern(r"(encoder|layer)\..*relative_position_bias\.relative_position_bias_table", "bias", 0, None, "bilinear"),
+    Pattern(r"(encoder|layer)\..*_bias\.relative_position_bias_table", "bias", 0, None, "bilinear"),
     Pattern(r"(self|features\.\d.*)\.relative_position_bias_table", "bias", 0, None, "bicubic"),
     Pattern(r"relative_position_bias_table", "bias", 0, None, "geometric"),  # Swin's, BEiT's, and timm's
     Pattern(r"attention_biases", "distance", 1),  # LeViT
     Pattern(r"rel_pos_[hw]", "strip", 0, recipe="bilinear"),  # SAM, MViTv2, ViTDet
+    Pattern(r"pos_embed\.(height|width)_rel", "strip", 0, recipe="bilinear"),  # BoTNet
     Pattern(
         r"(patch_embed\.proj|patch_embeddings?\.projection|patch_embedding|conv_proj|visual\.conv1)\.weight",
         "kernel",
@@ -201,8 +201,19 @@ DERIVED = re.compile(
 """What old checkpoints hold although it follows from the sizes."""
 
 PREFIX_TOKENS = re.compile(
-    r"(cls_token|class_token|class_embedding|dist_token|distillation_token|reg_token|register_tokens)$"
+    r"(cls_token(_\d)?|class_token|class_embedding|dist_token|distillation_token|reg_token|register_tokens)$"
 )
+
+
+ROW_WITHOUT_TOKEN = re.compile(r"(^|\.)(embeddings\.projection\.weight|backbone\.net\.pos_embed)$")
+"""ViTDet: its table keeps a class token's row, and no class token (transformers, detectron2)."""
+
+RECIPES_OF_OWNERS = {
+    "DPTViTEmbeddings": "bilinear",
+    "DPTViTHybridEmbeddings": "bilinear",
+    "RfDetrDinov2Embeddings": "dinov2-reg",
+}
+"""Modules of transformers that read their table in another way than most."""
 
 
 def tables_of(
@@ -212,8 +223,8 @@ def tables_of(
 
     Args:
         source: a model; or names and what has their shapes: tensors, also without memory.
-        grid: the (height, width) in patches of the image that the weights are for, if it is known. Otherwise a flat
-            table is taken for a square one, if its rows, less those of prefix tokens that are there, have a root.
+        grid: the (height, width) in patches of the image that the weights are for, if it is known. Otherwise a
+            flat table is taken for a square one, if its rows, less those of prefix tokens, have a root.
         prefix: how many prefix tokens have a row in tables of places, if the keys do not tell.
     """
     shapes = source.state_dict() if isinstance(source, nn.Module) else source
@@ -240,11 +251,14 @@ def _found(
         pattern = next((p for p in PATTERNS if re.search(rf"(^|\.)({p.key})$", name)), None)
         if pattern is None or NOT_OURS.search(name):
             continue
+        check_gathered(name, torch.empty(shape, device="meta"))
         if _official_dinov2(sizes) and pattern.kind == "absolute":
             recipe = "dinov2-reg" if any("register_tokens" in key for key in sizes) else "dinov2"
             pattern = replace(pattern, recipe=recipe)
         elif pattern.kind == "absolute" and any(key.endswith("embeddings.register_tokens") for key in sizes):
             pattern = replace(pattern, recipe="dinov2-reg")
+        if recipe := RECIPES_OF_OWNERS.get(type(owners.get(name.rpartition(".")[0])).__name__):
+            pattern = replace(pattern, recipe=recipe)
         tables.append(_table(name, shape, pattern, owners, grid, prefixes, features))
     home = grid or next((t.grid for t in tables if t.kind == "absolute"), None)
     for table in tables:
@@ -292,8 +306,12 @@ def _placed(table: Table, home: tuple[int, ...] | None, owners: Mapping[str, nn.
     block = owners.get(table.name.rpartition(".")[0].rpartition(".")[0])
     if block is not None and hasattr(block, "window_size"):
         return replace(table, follows=not block.window_size)
-    axis = int(table.name.endswith("w"))
-    return replace(table, follows=home is not None and table.grid == (home[axis],))
+    return replace(table, follows=home is not None and table.grid == (home[_strip_axis(table.name)],))
+
+
+def _strip_axis(name: str) -> int:
+    """0 for rows, rel_pos_h and height_rel; 1 for columns."""
+    return int(name.rpartition(".")[2] in ("rel_pos_w", "width_rel"))
 
 
 def _attribute(owners: Mapping[str, nn.Module], name: str) -> tuple[int, ...] | None:
@@ -319,18 +337,21 @@ def _window(kind: Kind, rows: int, told: tuple[int, ...] | None) -> tuple[tuple[
 
 
 def _prefixes(sizes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """How many rows of a table may be prefix tokens': none, or those of the first, or all, of the tokens there are."""
-    tokens = {name: shape for name, shape in sizes.items() if PREFIX_TOKENS.search(name) and not NOT_OURS.search(name)}
+    """How many rows of a table may be prefix tokens': none, or those of one, of some or of all there are."""
+    if any(ROW_WITHOUT_TOKEN.search(name) for name in sizes):
+        return (1,)
+    tokens = {
+        name: shape for name, shape in sizes.items() if PREFIX_TOKENS.search(name) and not NOT_OURS.search(name)
+    }
     registers = sum(shape[-2] for name, shape in tokens.items() if "reg" in name.rpartition(".")[2])
     others = {name.rpartition(".")[2] for name in tokens if "reg" not in name.rpartition(".")[2]}
     return tuple(sorted({0, registers, len(others), len(others) + registers, min(1, len(others))}))
 
 
-def _count(
-    rows: int, prefixes: Sequence[int], grid: tuple[int, int] | None
-) -> tuple[tuple[int, ...] | None, int]:
+def _count(rows: int, prefixes: Sequence[int], grid: tuple[int, int] | None) -> tuple[tuple[int, ...] | None, int]:
     """(height, width) and the rows of prefix tokens."""
     if grid is not None and rows - math.prod(grid) in prefixes:
         return grid, rows - math.prod(grid)
     squares = [(math.isqrt(rows - p), p) for p in prefixes if rows > p and math.isqrt(rows - p) ** 2 == rows - p]
-    return ((squares[0][0],) * 2, squares[0][1]) if len(squares) == 1 and grid is None else (None, 0)
+    square = grid is None or grid[0] == grid[1]  # in a model of a square grid, other stages' are too
+    return ((squares[0][0],) * 2, squares[0][1]) if len(squares) == 1 and square else (None, 0)

@@ -1,6 +1,6 @@
 """What of a model follows from the size of its images: found by building it twice, without memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,12 +28,16 @@ def move_like_twins(model: nn.Module, build: Callable[[Any], nn.Module], home: A
         try:
             here, there = (dict(build(size).named_modules()) for size in (home, new))
         except Exception as error:  # whatever the architecture's own code raises for a size it does not take
-            name = type(model).__name__
-            raise InputError(f"resize: {name} cannot be built for {new}: {' '.join(str(error).split())}") from error
+            name, said = type(model).__name__, " ".join(str(error).split())
+            if isinstance(error, TypeError) and "keyword" in said and "img_size" in said:
+                said = "it is made for no size, and takes images of any as it is"
+            raise InputError(f"resize: {name} cannot be built for {new}: {said}") from error
     modules = dict(model.named_modules())
     missing = (here.keys() ^ there.keys()) | (here.keys() - modules.keys())
     if missing:
-        raise InputError(f"resize: {type(model).__name__} has other modules at another size: {sorted(missing)[:3]}")
+        raise InputError(
+            f"resize: {type(model).__name__} has other modules at another size: {sorted(missing)[:3]}"
+        )
     refill = []
     for name, twin in there.items():
         module = modules[name]
@@ -77,20 +81,25 @@ def _refill(name: str, module: nn.Module, key: str) -> None:
 
 
 @contextmanager
-def unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """If anything fails inside, every module is as it was: attributes, parameters and buffers, not their numbers."""
-    kept = [(module, _copied(vars(module))) for module in model.modules()]
-    classes = [(module, type(module)) for module in model.modules()]
+def unchanged_on_error(model: nn.Module, beside: Sequence[object] = ()) -> Iterator[None]:
+    """If anything fails inside, all modules, and objects beside them, are as they were: not numbers in place."""
+    everything: list[Any] = [*model.modules(), *beside]
+    kept = [(one, _copied(vars(one))) for one in everything]
     try:
         yield
     except BaseException:
-        for module, cls in classes:
-            module.__class__ = cls
-        for module, attributes in kept:
-            vars(module).clear()
-            vars(module).update(attributes)
+        for one, attributes in kept:
+            vars(one).clear()
+            vars(one).update(attributes)
         raise
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.copy() if isinstance(value, dict) else value for name, value in attributes.items()}
+    return {name: _copy(value) for name, value in attributes.items()}
+
+
+def _copy(value: Any) -> Any:
+    """Of what may be changed in place: registers of a module, and lists of facts."""
+    if isinstance(value, list):
+        return [_copy(one) for one in value]
+    return value.copy() if isinstance(value, dict) else value

@@ -18,7 +18,8 @@ class LieRE(PositionEncoding):
 
     LieRE. The A_a do not commute, so that R(p)ᵀ R(p') is not R(p' − p): this rotation keeps norms but is not
     exactly relative. Places run, as in the released code, from 0 at the first row (column, frame) to n/N at the
-    last, n the length of the axis and N that of the grid it was built for. Exponentials are taken in float32 or more.
+    last, n the length of the axis and N that of the grid it was built for. Exponentials are taken in float32 or
+    more.
 
     Args:
         block: the size of the blocks on the diagonal of each A_a, LieRE_8 of the paper for 8; None: one block of
