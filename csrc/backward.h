@@ -54,12 +54,13 @@ class TableGrads {
         continue;
       }
       const int64_t width = features(a, lookup), row = whole(width);
+      const float unit = factor * lookup.scale;
       float *grad = given.grad_table + h * lookup.head;
       for (int64_t n = 0; n < lookup.buckets; n++)
         for (int64_t d = 0; d < width; d++) {
           float sum = 0;
           for (int64_t t = 0; t < count; t++) sum += (*threads[t])(f, h)[n * row + d];
-          grad[lookup.kind == WF_VALUES ? n * width + d : d * lookup.buckets + n] = sum * factor;
+          grad[lookup.kind == WF_VALUES ? n * width + d : d * lookup.buckets + n] = sum * unit;
         }
     }
   }

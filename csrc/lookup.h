@@ -18,6 +18,7 @@ struct Lookup {
   int64_t lines, span;  // lines that differ; places in a line
   int64_t step;         // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
   int64_t start;        // the slice of a query in the first column starts here
+  float scale;          // of the packed table, relative to the caller's
   bool given;           // scores come with the tokens, not from a table
 
   const int32_t *line;        // [row offsets] -> line
@@ -169,7 +170,7 @@ inline void pack_tables(const WfAttention &a, const WfLookup &l, Arena &arena, b
     for (int64_t n = 0; n < k.buckets; n++)
       for (int64_t d = 0; d < features; d++)
         w[d * k.width + 1 + n] = t[n * whole(features) + d] =
-            by_bucket ? table[n * features + d] : table[d * k.buckets + n];
+            (by_bucket ? table[n * features + d] : table[d * k.buckets + n]) * k.scale;
     for (int64_t d = 0; k.prefix >= 0 && d < features; d++) w[d * k.width] = t[k.prefix * whole(features) + d];
   }
 }
@@ -177,6 +178,7 @@ inline void pack_tables(const WfAttention &a, const WfLookup &l, Arena &arena, b
 inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting) {
   Lookup k{};
   k.kind = l.kind, k.buckets = l.buckets, k.width = whole(l.buckets + 1), k.prefix = l.prefix, k.head = l.head;
+  k.scale = float(l.scale);
   k.given = l.kind != WF_SHARED && !l.table;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
   k.step = l.absolute ? 0 : -1;

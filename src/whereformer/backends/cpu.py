@@ -121,11 +121,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
         allowed = mask.allowed.expand(shape)
         added = None if mask.added is None else mask.added.to(exact).expand(shape)
     fields = [number for one in found for number in one.fields]
-    maps, entries = [one.at for one in found], [one.entries for one in found]
+    maps, entries, scales = [one.at for one in found], [one.entries for one in found], [one.scale for one in found]
     half = _is_half(forms)
     out = kernel.attention(
         kernel.Arguments(
-            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added
+            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added, scales
         )
     )
     for term in forms.values:

@@ -27,7 +27,7 @@ FIELDS = ("kind", "by_table", "absolute", "mirrored", "prefix")
 # ---------------------------------------------------------------------------------------------------------------
 # The library.
 
-TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pq2P"
+TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pqd2P"
 ATTENTION = f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}qPP4qP4q{4 * TOKENS}"
 """The header's structures, for `struct`: q is an int64_t, P a pointer, d a double."""
 
@@ -88,6 +88,7 @@ class Arguments(NamedTuple):
         lookups: `FIELDS` of each lookup, one after the other.
         maps: int32, contiguous. entries: table or scores, float32, contiguous.
         allowed: bool, added: float32; both [batch, heads, queries, keys], of any strides.
+        scales: of each lookup's entries, where they are a table: it is multiplied by that; none: by 1.
     """
 
     q: Tensor
@@ -103,11 +104,13 @@ class Arguments(NamedTuple):
     entries: Sequence[Tensor]
     allowed: Tensor | None
     added: Tensor | None
+    scales: Sequence[float] = ()
 
 
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, SymInt[] queries, SymInt[] keys, SymInt head_dim, bool half, Tensor[] turns,"
-    " SymInt[] lookups, Tensor[] maps, Tensor[] entries, Tensor? allowed, Tensor? added"
+    " SymInt[] lookups, Tensor[] maps, Tensor[] entries, Tensor? allowed, Tensor? added,"
+    " float[] scales"
 )
 
 
@@ -131,7 +134,7 @@ def _run(
     gradients_of_entries: Sequence[Tensor] = (),
 ) -> None:
     """Calls the kernel on what lies where `_rows` put it."""
-    q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added = a
+    q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added, scales = a
     batch, heads, _, features = q.shape
     count = len(maps)
     layout, memory = _layout(count)
@@ -154,7 +157,8 @@ def _run(
     step = len(FIELDS)
     for n in range(count):
         gradient = gradients_of_entries[n] if gradients_of_entries else None
-        values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], gradient)
+        scale = scales[n] if scales else 1.0
+        values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], scale, gradient)
     layout.pack_into(there, 0, *values)
     found = _library()
     if code := getattr(found, name)(at):
@@ -172,7 +176,9 @@ def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
     return cos.data_ptr(), sin.data_ptr(), batch if batches > 1 else 0, head if heads > 1 else 0
 
 
-def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor | None) -> tuple[int, ...]:
+def _lookup(
+    fields: Sequence[int], at: Tensor, entries: Tensor, scale: float, gradient: Tensor | None
+) -> tuple[float, ...]:
     kind, by_table, absolute, mirrored, prefix = fields
     shape = entries.shape
     buckets = shape[-2 if kind == VALUES else -1]
@@ -180,8 +186,8 @@ def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor
     here, there = entries.data_ptr(), 0 if gradient is None else gradient.data_ptr()
     told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
     if by_table or kind == VALUES:
-        return (*told, here, 0, head, there, 0)
-    return (*told, 0, here, head, 0, there)
+        return (*told, here, 0, head, scale, there, 0)
+    return (*told, 0, here, head, scale, 0, there)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -276,6 +282,8 @@ def _check(a: Arguments) -> None:
         pairs = min(pairs, features // 2) if n == 0 else a.turns[0].shape[-1]
         shape = (images if images == 1 else batch, of_heads if of_heads == 1 else heads, patches, pairs)
         _expect("cos or sin", wave, shape, exact, whole=True)
+    if len(a.scales) not in (0, len(a.maps)):
+        raise InputError(f"{len(a.scales)} scales, but {len(a.maps)} lookups")
     offsets = [i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)]
     for n, (at, entries) in enumerate(zip(a.maps, a.entries, strict=True)):
         kind, by_table, absolute, _, prefix = a.lookups[n * len(FIELDS) : (n + 1) * len(FIELDS)]
@@ -360,16 +368,16 @@ class _Attention(torch.autograd.Function):
 
 def _flat(a: Arguments) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """The arguments that nobody changes, and the other tensors."""
-    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps)
+    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps, a.scales)
     return rest, _given(a)
 
 
 def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
     """The reverse of `_flat`."""
-    queries, keys, head_dim, half, lookups, maps = rest
+    queries, keys, head_dim, half, lookups, maps, scales = rest
     q, k, v, allowed, added, *lists = tensors
     entries, turns = lists[: len(maps)], lists[len(maps) :]
-    return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added)
+    return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added, scales)
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor]:

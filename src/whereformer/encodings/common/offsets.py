@@ -79,7 +79,7 @@ def read(reader: Tensor, table: Tensor, buckets: Buckets, side: Side = "query") 
 def read_too(vector: Tensor, bias: BucketBias) -> BucketBias:
     """What a vector [1 or h, d] reads of the table that `bias` reads: the same for all queries."""
     assert isinstance(bias.scores, Scores)
-    table = bias.scores.table
+    table = bias.scores.scaled
     return BucketBias((vector.to(table.dtype)[:, None] @ table)[None], bias.buckets, bias.side)
 
 
