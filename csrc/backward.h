@@ -83,6 +83,8 @@ struct KeyGrads {
 template <class T>
 class Backward {
  public:
+  static constexpr bool BACKWARD = true;
+
   Backward(const Problem &p, Arena &arena)
       : logit_tables(p, p.logits, arena), value_tables(p, p.values, arena), p_(p), a_(p.a), logits_(p, arena),
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {

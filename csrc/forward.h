@@ -8,6 +8,8 @@ namespace wf::WF_ISA {
 template <class T>
 class Forward {
  public:
+  static constexpr bool BACKWARD = false;
+
   Forward(const Problem &p, Arena &arena)
       : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena), bucket_sums_(p, p.values, arena) {
     features_ = whole(a_.value_features);

@@ -41,10 +41,11 @@ inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64
     product<SET>(x, row, lookup.wide + head * lookup.wide_head + 1 + low, lookup.width, scores + low, room, features,
                  high - low + 1);
   if (!with_prefix || behind) return;
-  const float *column = lookup.tall + head * lookup.tall_head + prefix * row;
+  const float *column = lookup.wide + head * lookup.wide_head;
   for (int64_t m = 0; m < count; m++) {
-    float *of_row = scores + m * room;
-    of_row[prefix] = before ? of_row[-1] : dot(x + m * row, column, row);
+    float *of_row = scores + m * room, sum = 0;
+    for (int64_t d = 0; d < features && !before; d++) sum += x[m * row + d] * column[d * lookup.width];
+    of_row[prefix] = before ? of_row[-1] : sum;
   }
 }
 

@@ -48,7 +48,7 @@ struct Problem {
   Group logits, values;
 
   // `most`: keys that are worked on at a time, about: whole rows of patches.
-  Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
+  Problem(const WfAttention &attention, int64_t most, bool backward, Arena &arena, bool counting)
       : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)) {
     const bool looks = a.lookups;  // whether anything depends on where keys are
     width = looks ? a.keys.width : 1;
@@ -63,7 +63,7 @@ struct Problem {
         if (a.lookup[n].kind != kind) continue;
         Group &group = kind == WF_VALUES ? values : logits;
         group.given[group.count] = a.lookup + n;
-        group.lookup[group.count++] = prepare(a, a.lookup[n], arena, counting);
+        group.lookup[group.count++] = prepare(a, a.lookup[n], backward, arena, counting);
         group.by_query += kind == WF_BY_QUERY || kind == WF_VALUES, group.shared += kind == WF_SHARED;
       }
   }
