@@ -92,7 +92,7 @@ void forward_of(const WfAttention &a) {
 #pragma omp parallel num_threads(int(a.threads))
   {
     Forward<T> work = set_up.work(thread_number());
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t u = 0; u < units.count(); u++) units.run<T>(work, u);
   }
 }

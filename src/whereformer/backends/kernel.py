@@ -122,7 +122,7 @@ def _layout(lookups: int) -> tuple[struct.Struct, type[ctypes.Array[ctypes.c_cha
 
 
 BEHIND = struct.calcsize(ATTENTION)
-NO_TOKENS, NO_MASK = (0,) * 4, (0,) * 5
+NO_TURNS, NO_MASK, NO_GRADIENTS = (0,) * 10, (0,) * 5, (0,) * 16
 
 
 def _run(
@@ -140,34 +140,29 @@ def _run(
     layout, memory = _layout(count)
     there = memory()
     at = ctypes.addressof(there)
-    values = [batch, heads, features, v.shape[-1], *queries, *keys]
-    values += (q.dtype == torch.bfloat16, torch.get_num_threads(), head_dim**-0.5)
-    values += (*_tokens(q), *_tokens(k), *_tokens(v), *_tokens(out), lse.data_ptr())
-    if turns:
-        values += (turns[0].shape[-1], half, *_turn(turns[0], turns[1]), *_turn(turns[2], turns[3]))
-    else:
-        values += (0, 0, *NO_TOKENS, *NO_TOKENS)
-    values += (count, at + BEHIND)
-    values += NO_MASK if allowed is None else (allowed.data_ptr(), *allowed.stride())
-    values += NO_MASK if added is None else (added.data_ptr(), *added.stride())
-    for x in gradients:
-        values += _tokens(x)
-    if not gradients:
-        values += 4 * NO_TOKENS
+    values: list[float] = []
     step = len(FIELDS)
     for n in range(count):
         gradient = gradients_of_entries[n] if gradients_of_entries else None
         scale = scales[n] if scales else 1.0
         values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], scale, gradient)
-    layout.pack_into(there, 0, *values)
+    layout.pack_into(
+        there,
+        0,
+        *(batch, heads, features, v.shape[-1], *queries, *keys),
+        *(q.dtype == torch.bfloat16, torch.get_num_threads(), head_dim**-0.5),
+        *(q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]),
+        *(out.data_ptr(), *out.stride()[:3], lse.data_ptr()),
+        *((turns[0].shape[-1], half, *_turn(*turns[:2]), *_turn(*turns[2:])) if turns else NO_TURNS),
+        *(count, at + BEHIND),
+        *(NO_MASK if allowed is None else (allowed.data_ptr(), *allowed.stride())),
+        *(NO_MASK if added is None else (added.data_ptr(), *added.stride())),
+        *([n for x in gradients for n in (x.data_ptr(), *x.stride()[:3])] if gradients else NO_GRADIENTS),
+        *values,
+    )
     found = _library()
     if code := getattr(found, name)(at):
         raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
-
-
-def _tokens(x: Tensor) -> tuple[int, ...]:
-    batch, head, token, _ = x.stride()
-    return x.data_ptr(), batch, head, token
 
 
 def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
@@ -269,12 +264,13 @@ def _check(a: Arguments) -> None:
     Raises:
         InputError: they are not.
     """
-    (batch, heads, queries, features), (_, _, keys, _) = a.q.shape, a.k.shape
-    dtype, exact, values = a.q.dtype, torch.float32, a.v.shape[-1]
+    batch, heads, queries, features = a.q.shape
+    keys, dtype, exact, values = a.k.shape[2], a.q.dtype, torch.float32, a.v.shape[-1]
     _expect("k", a.k, (batch, heads, keys, features), dtype)
     _expect("v", a.v, (batch, heads, keys, values), dtype)
     for side, size, tokens in (("queries", a.queries, queries), ("keys", a.keys, keys)):
-        if size[0] + math.prod(size[1:]) != tokens:
+        prefix, frames, height, width = size
+        if prefix + frames * height * width != tokens:
             raise InputError(f"{side} on {tuple(size)}, but {tokens} tokens")
     for n, wave in enumerate(a.turns):
         images, of_heads, _, pairs = wave.shape
@@ -284,14 +280,14 @@ def _check(a: Arguments) -> None:
         _expect("cos or sin", wave, shape, exact, whole=True)
     if len(a.scales) not in (0, len(a.maps)):
         raise InputError(f"{len(a.scales)} scales, but {len(a.maps)} lookups")
-    offsets = [i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)]
+    offsets = math.prod(i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)) if a.maps else 0
     for n, (at, entries) in enumerate(zip(a.maps, a.entries, strict=True)):
         kind, by_table, absolute, _, prefix = a.lookups[n * len(FIELDS) : (n + 1) * len(FIELDS)]
-        places = math.prod(a.keys[1:] if absolute else offsets)
+        places = math.prod(a.keys[1:]) if absolute else offsets
         if at.numel() != places or at.dtype != torch.int32 or not at.is_contiguous():
             raise InputError(f"map {tuple(at.shape)} {at.dtype}, expected {places} buckets in int32, contiguous")
-        first, buckets = entries.shape[0], entries.shape[-2 if kind == VALUES else -1]
-        first = first if first == 1 else heads
+        found = entries.shape
+        first, buckets = 1 if found[0] == 1 else heads, found[-2 if kind == VALUES else -1]
         if kind == VALUES:
             shape = (first, buckets, values)
         elif by_table:

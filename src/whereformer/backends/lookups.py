@@ -102,10 +102,11 @@ def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) ->
 
     Without a mapping each offset is a bucket of its own.
     """
+    device = like.device
     if type(like) is not Tensor or not isinstance(mapping, Hashable):
-        return _made(mapping, queries, keys, like.device)
-    key = (_made, mapping, queries, keys, like.device)
-    return kept(key, lambda: _made(mapping, queries, keys, like.device), lambda made: made[0].numel())
+        return _made(mapping, queries, keys, device)
+    key = (_made, mapping, queries, keys, device)
+    return kept(key, lambda: _made(mapping, queries, keys, device), lambda made: made[0].numel())
 
 
 def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:
