@@ -61,7 +61,7 @@ class PositionEncoding(nn.Module):
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:
         """On the logits: biases. q and k, neither scaled nor turned: [batch, heads, tokens, head_dim].
 
-        What is in the formula divided by √head_dim is divided here, best in a table, where it is small.
+        What is in the formula divided by √head_dim is divided here, best by the scale of `Scores`, or in a table.
         """
         return ()
 
