@@ -17,8 +17,8 @@ ENCODING_KEY = "whereformer.encoding"
 def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None) -> nn.Module:
     """Load weights into a model: all of them, or none and an error.
 
-    Reads our own files, timm's, every layout of docs/checkpoints.md, and what timm itself reads for such a model, in
-    safetensors and torch files, sharded ones, folders, and from the Hugging Face hub. Derived buffers are left
+    Reads our own files, timm's, every layout of docs/checkpoints.md, and what timm itself reads for such a model,
+    in safetensors and torch files, sharded ones, folders, and from the Hugging Face hub. Derived buffers are left
     out.
 
     Args:
