@@ -80,7 +80,7 @@ def test_encodings_of_its_own_kind_go_on(kind):
 def test_encodings_speak_learn_and_travel(kind):
     model, x = small(kind), images(kind)
     before = model(x)
-    equip(model, f"{SMALL[kind].speaks} + learned", keep_own=True)
+    equip(model, f"{SMALL[kind].speaks} + learned")
     randomise(model)
     out = model(x)
     assert (out - before).abs().max() > 1e-3

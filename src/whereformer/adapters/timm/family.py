@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from whereformer.adapters.behaviours import EquippedOnMap
-from whereformer.adapters.host import Attention, Block, Channels, Host, Image, Layout, Own, Place, Sized, Stage
+from whereformer.adapters.host import Attention, Block, Channels, Host, Image, Layout, Own, Place, Stage
 from whereformer.adapters.swap import Equipped
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 
-CHANNELS, IMAGE, SIZED = Channels(), Image(), Sized()
+CHANNELS, IMAGE = Channels(), Image()
 
-Kinds = Mapping[type[nn.Module], Any]
+NARROW = ("rotations", "biases")
+"""At what encodings may speak that know the width of keys, where values are wider."""
 
 
 class Tells(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
@@ -157,7 +158,9 @@ def look(
         for hook in hooks:
             hook.remove()
         for module in model.modules():
-            getattr(module, "attention_bias_cache", {}).pop("meta", None)  # timm keeps what it computed
+            getattr(
+                module, "attention_bias_cache", {}
+            ).clear()  # timm keeps what it computed, and no copy can be made
     return seen
 
 

@@ -13,14 +13,11 @@ from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
-from whereformer.adapters.timm.family import CHANNELS, Family, reduced
+from whereformer.adapters.timm.family import CHANNELS, NARROW, Family, reduced
 from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
 from whereformer.attention import said
 from whereformer.grid import Grid
-
-NARROW = ("rotations", "biases")
-"""At what an encoding may speak that knows the width of keys, not that of values."""
 
 
 def no_biases(device: torch.device) -> Tensor:
@@ -75,7 +72,7 @@ def key_dims(m: Any) -> tuple[int, int]:
 
 
 def levit_layout(m: Any) -> Any:
-    attention = m.attn if isinstance(m, levit.LevitBlock) else m.attn_downsample
+    attention = getattr(m, "attn", None) or m.attn_downsample
     return CHANNELS if attention.use_conv else Fixed(Grid(*attention.resolution))
 
 
@@ -136,7 +133,8 @@ def heads_of_map(m: Any, x: Tensor) -> Tensor:
 class EquippedMapDownsample(EquippedAttention):
     def forward(self: Any, x: Tensor) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        out = attend(self, *(heads_of_map(self, t) for t in (q, k, v)), biases(self, x))
+        heads = [heads_of_map(self, t) for t in (q, k, v)]
+        out = attend(self, heads[0], heads[1], heads[2], biases(self, x))
         return self.proj(self.act(out.mT.flatten(1, 2).unflatten(-1, q.shape[2:]) + self.v_local(v)))
 
 

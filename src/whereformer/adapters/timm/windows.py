@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -280,7 +280,11 @@ def nested(model: nest.Nest) -> Host:
     host = NEST(model)
     stages = [
         replace(
-            stage, blocks=[replace(stage.blocks[0], start=from_learned(level.pos_embed, TILES)), *stage.blocks[1:]]
+            stage,
+            blocks=[
+                replace(stage.blocks[0], start=from_learned(cast(Any, level).pos_embed, TILES)),
+                *stage.blocks[1:],
+            ],
         )
         for stage, level in zip(host.stages, model.levels, strict=True)
     ]
