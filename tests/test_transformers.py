@@ -83,8 +83,11 @@ def wake(module: nn.Module) -> None:
             nn.init.normal_(p, std=0.5 if "pos" in name or "encodings" in name else p[0].numel() ** -0.5)
 
 
-def build(name: str) -> Any:
-    model = MODELS[name]().eval()
+def build(name: str, **options: Any) -> Any:
+    model = MODELS[name]()
+    if options:
+        model = type(model)(type(model.config)(**{**model.config.to_dict(), **options}))
+    model.eval()
     wake(model)
     return model
 
@@ -341,6 +344,16 @@ def test_masks_and_weights(implementation):
         first(hidden, "mask")
     flat = first(hidden, mask)[0]  # as flash attention gets it
     torch.testing.assert_close(flat, first(hidden, mask[:, None, None].bool())[0])
+
+
+@pytest.mark.parametrize("name", ["deit", "dinov3", "clip", "siglip", "beit", "data2vec", "swin", "sam", "detr"])
+def test_attentions_are_given(name):
+    model, x = speak(equip(build(name, attn_implementation="eager"), "irpe(on='qk')")), images(name)
+    out = model(x, output_attentions=True)
+    found = out.encoder_attentions if name == "detr" else out.attentions
+    assert len(found) == 2
+    for weights in found:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
 def test_a_whole_attention_behind_a_prefix_by_hand():

@@ -41,7 +41,7 @@ def attend_where(
         return out.transpose(1, 2).contiguous(), None
     out = attend(module, query, key, value, mask, dropout, scale=scaling)
     weights = None
-    if others.get("output_attentions", cast(Any, module.config)._shared.output_attentions):
+    if others.get("output_attentions") or _heard(module):
         queries, keys = module.grids(module, module.place.grid)
         if not isinstance(queries, Grid):
             raise InputError(
@@ -53,6 +53,12 @@ def attend_where(
 
 
 AttentionInterface.register(NAME, attend_where)
+
+
+def _heard(module: Any) -> bool:
+    """Whether weights are to be seen without being asked for: some families do not hand the question on."""
+    shared = cast(Any, module.config)._shared
+    return shared.output_attentions or (shared._attn_implementation == "eager" and bool(module._forward_hooks))
 
 
 def _mask(given: Any) -> Tensor | None:
