@@ -62,8 +62,8 @@ def mover_of(model: nn.Module) -> Mover:
             module = cast(Any, import_module(library))
             return Mover(module.home, module.move, getattr(module, "configs", lambda model: ()))
     raise InputError(
-        f"resize: {type(model).__name__} is no model of {', '.join(LIBRARIES)}; its checkpoint can be resized, by `whereformer"
-        " resize`, and loaded into a model that is built for the new size"
+        f"resize: {type(model).__name__} is no model of {', '.join(LIBRARIES)}; its checkpoint can be resized, by"
+        " `whereformer resize`, and loaded into a model that is built for the new size"
     )
 
 
