@@ -61,7 +61,7 @@ def attention(
     encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
-    forms, call = _said(q, k, v, grid, keys, encodings, mask, dropout)
+    forms, call = said(q, k, v, grid, keys, encodings, mask, dropout)
     attend = backends.choose(backend, forms, call) or reference
     return attend(q, k, v, forms, call.mask, dropout)
 
@@ -81,7 +81,7 @@ def attention_weights(
         q, k, grid, encodings, keys, mask: as in `attention`, of one image in a tensor.
     """
     encodings, keys = _taken_in(q, k, k, grid, encodings, keys)
-    forms, call = _said(q, k, k, grid, keys, encodings, mask, 0.0)
+    forms, call = said(q, k, k, grid, keys, encodings, mask, 0.0)
     return _weights(q, k, forms, call.mask)
 
 
@@ -107,7 +107,7 @@ def explain(
     sdpa (not cpu: float64, where it computes in float32 and bfloat16)
     """
     encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
-    return backends.choice("auto", *_said(q, k, v, grid, keys, encodings, mask, dropout))
+    return backends.choice("auto", *said(q, k, v, grid, keys, encodings, mask, dropout))
 
 
 def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]) -> Tensor:
@@ -189,7 +189,7 @@ def _taken_in(
     return found, grid if keys is None or keys == grid else keys
 
 
-def _said(
+def said(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -5,6 +5,7 @@ from whereformer.adapters.cpvt import cpvt
 from whereformer.adapters.describe import describe
 from whereformer.adapters.equip import equip, unequip
 from whereformer.adapters.host import Attention, Block, Host, Own, Stage
+from whereformer.adapters.pretrained import from_pretrained
 from whereformer.adapters.resize import resize
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "cpvt",
     "describe",
     "equip",
+    "from_pretrained",
     "load_checkpoint",
     "resize",
     "unequip",

@@ -28,6 +28,8 @@ class EquippedModel(Equipped, Module):
     """The text of what it was equipped with."""
     own: tuple[str, ...]
     """The names of what the model itself had to say where tokens are, kept or not."""
+    recipe: dict[str, Any]
+    """What `equip` was asked for, as JSON: encoding, keep_own, share."""
     before: list[tuple[nn.Module, str, Any]]
     """What `unequip` puts back: module, name, value."""
 
@@ -75,8 +77,12 @@ class EquippedBlock(Equipped, Module):
         if self.place.grid is not grid:  # computed again, the place is a later forward's, or another thread's
             self.place.grid = grid
         if len(self.encodings):
-            x = self.layout.back(encode(self.layout.tokens(x), grid, held(self)), x)
+            x = self.layout.back(encode(self.layout.tokens(x), grid, self.before()), x)
         return super().forward(x, *args, **kwargs)
+
+    def before(self) -> Iterable[PositionEncoding]:
+        """The encodings of tokens before the block."""
+        return held(self)
 
 
 class EquippedAttention(Equipped, Module):
@@ -87,6 +93,8 @@ class EquippedAttention(Equipped, Module):
     grids: Grids
     home: Grid
     """From which grid `grids` starts at home."""
+    heads_axis: ClassVar[int] = -3
+    """Which axis of queries holds the heads, if there are more than four."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
@@ -98,6 +106,10 @@ class EquippedAttention(Equipped, Module):
                 " its encodings did not speak"
             )
         return out
+
+    def inside(self) -> Iterable[PositionEncoding]:
+        """The encodings in the attention."""
+        return held(self)
 
 
 class EquippedOnMap(EquippedAttention):
@@ -118,6 +130,12 @@ class EquippedOnImage(EquippedOnMap):
 
 class EquippedBlockThatAttends(EquippedBlock, EquippedAttention):
     """A block that is its own attention: what it holds speaks to tokens before it, or in it."""
+
+    def before(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if "tokens" in encoding.moments()]
+
+    def inside(self) -> Iterable[PositionEncoding]:
+        return [encoding for encoding in held(self) if encoding.moments() != ("tokens",)]
 
 
 class _Ours(TorchFunctionMode):
@@ -148,34 +166,34 @@ def attend(
 ) -> Tensor:
     """As torch's scaled_dot_product_attention, with the encodings of a module.
 
-    Axes before the heads are all batch, or batch and heads are one axis; one head of keys and values is that of
-    all queries; values may have several times as many features as keys: they are attended to in parts.
+    Axes other than heads, tokens and features are all batch, or batch and heads are one axis; one head of keys and
+    values is that of all queries. Values may have several times as many features as keys: encodings then speak of
+    them in parts.
     """
+    if query.ndim > 4:  # no host has a mask here
+        q, k, v = (x.movedim(module.heads_axis, -3) for x in (query, key, value))
+        out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
+        return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
     if query.ndim == 3:
-        heads = next(iter(held(module))).num_heads
+        heads = next(iter(module.inside())).num_heads
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
         if attn_mask is not None and attn_mask.ndim == 3:
             attn_mask = attn_mask.expand(query.shape[0] * heads, -1, -1).unflatten(0, (-1, heads))
         return attend(module, query, key, value, attn_mask, dropout_p, is_causal, scale).flatten(0, 1)
-    if query.ndim > 4:
-        *batch, _, _, _ = query.shape
-        q, k, v = (x.flatten(0, -4) for x in (query, key, value))
-        if attn_mask is not None and attn_mask.ndim > 3:
-            attn_mask = attn_mask.expand(*batch, *attn_mask.shape[-3:]).flatten(0, -4)
-        return attend(module, q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa).unflatten(0, batch)
     if key.shape[1] == 1 != query.shape[1]:
         key, value = (x.expand(-1, query.shape[1], -1, -1) for x in (key, value))
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     if enable_gqa and key.shape[1] != query.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    if scale is not None:
+    if scale is not None and scale != query.shape[-1] ** -0.5:
         query = query * (scale * query.shape[-1] ** 0.5)
     query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    parts = value.split(query.shape[-1], -1)
+    speaks_of_values = any("values" in encoding.moments() for encoding in module.inside())
+    parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
     out = [
-        attention(query, key, part, queries, held(module), keys=keys, mask=attn_mask, dropout=dropout_p)
+        attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)
         for part in parts
     ]
     return torch.cat(out, -1) if len(out) > 1 else out[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from whereformer.adapters.behaviours import EquippedAttention, EquippedModel, held
+from whereformer.adapters.behaviours import EquippedAttention, EquippedModel
 from whereformer.attention import explain
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -118,7 +118,8 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, str]]:
     for name, module in model.named_modules():
         if not isinstance(module, EquippedAttention):
             continue
-        encodings = list(held(module))
+        if not (encodings := list(module.inside())):
+            continue
         first, like = encodings[0], next(module.parameters())
         queries, keys = module.grids(module, module.home)
         q, k = (like.new_zeros(1, first.num_heads, grid.tokens, first.head_dim) for grid in (queries, keys))

@@ -15,7 +15,7 @@ from whereformer.adapters.behaviours import (
 from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
-from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled
+from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
 from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -67,26 +67,32 @@ def equip(
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
+    if host.check_first is not None:
+        host.check_first(first)
     names = {id(module): name for name, module in model.named_modules()}
     own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
 
     place = Place(host.stages[0].grid)
-    changes = [*host.switches, *(() if keep_own else host.own)]
+    heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
+    changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
+    changes += () if keep_own else host.own
     before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
-    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
         for seat in seats:
             _fill(seat, place, stage)
     if host.first is not None:
-        _swap_block(host.first, first, place, host.stages[0].layout)
+        behaviour = host.first_behaviour or EquippedBlock
+        _swap_block(host.first, first, place, host.stages[0].layout, behaviour)
     if host.entry is not None:
         module, grid_of = host.entry
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
     for module, behaviour in host.swaps:
         swap_class(module, behaviour, place=place)
-    mine = {"place": place, "encoding": text, "own": own, "before": before}
+    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
     if host.holds_first:
         mine["encodings"] = _modules(first, model)
     swap_class(model, host.behaviour or EquippedModel, **mine)
@@ -107,6 +113,10 @@ def unequip(model: Model) -> Model:
         if not is_outermost(module):
             raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
     like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
+    if not like.is_meta and any(tensor.is_meta for _, _, value in before for tensor in _tensors(value)):
+        raise InputError(
+            "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
+        )
     for module in modules:
         while isinstance(module, Equipped):
             swap_back(module)
@@ -119,27 +129,35 @@ def unequip(model: Model) -> Model:
     return model
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else []
+
+
 def _fill(seat: Seat, place: Place, stage: Stage) -> None:
-    block, layout, itself = seat.block, stage.layout, None
-    for heard in seat.attentions:
-        attention, module = heard.attention, heard.attention.module
-        mine = {"place": place, "grids": attention.grids, "home": attention.home or stage.grid}
-        if module is block.module and not isinstance(module, nn.MultiheadAttention):
-            itself = mine, heard.encodings
-        elif heard.encodings:
-            behaviour = attention.behaviour or _behaviour(module)
-            swap_class(module, behaviour, encodings=_modules(heard.encodings, module), **mine)
-    speaking = [heard.attention.module for heard in seat.attentions if heard.encodings]
-    if isinstance(block.module, Equipped) or not (layout is TOKENS or seat.tokens or speaking):
-        return  # an attention alone; or a block that is told the grid, and is silent
-    if itself is None:
-        _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
-    else:
-        mine, encodings = itself
-        both = list(dict.fromkeys([*seat.tokens, *encodings]))
-        _swap_block(
-            block.module, both, layout=layout, behaviour=block.behaviour or EquippedBlockThatAttends, **mine
+    block, layout = seat.block, stage.layout
+    speaking = [heard for heard in seat.attentions if heard.encodings]
+    if block.behaviour is EquippedBlockThatAttends:
+        (heard,) = seat.attentions
+        both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
+        more = {"grids": heard.attention.grids, "home": heard.attention.home or stage.grid}
+        _swap_block(block.module, both, place, layout, block.behaviour, **more)
+        return
+    for heard in speaking:
+        attention = heard.attention
+        swap_class(
+            attention.module,
+            attention.behaviour or _behaviour(attention.module),
+            encodings=_modules(heard.encodings, attention.module),
+            place=place,
+            grids=attention.grids,
+            home=attention.home or stage.grid,
         )
+    attentions = [heard.attention.module for heard in speaking]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
+    _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
 
 
 def _swap_block(

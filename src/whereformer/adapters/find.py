@@ -14,6 +14,7 @@ from whereformer.grid import Grid
 LIBRARIES = {
     "timm": "whereformer.adapters.timm",
     "torch": "whereformer.adapters.multihead",
+    "transformers": "whereformer.adapters.transformers",
     "torchvision": "whereformer.adapters.torchvision",
 }
 """Which of our modules knows the models of which library; each has `HOSTS`."""

@@ -44,7 +44,7 @@ class Layout:
 
 
 class Counted(Layout):
-    """Tokens [batch, tokens, dim], on the grid that the place has, behind prefix tokens: all that are left over."""
+    """Tokens [batch, tokens, dim], on the place's grid, behind as many prefix tokens as are left over."""
 
     def grid(self, place: Place, x: Tensor, *rest: Any, **named: Any) -> Grid:
         return replace(place.grid, prefix=x.shape[1] - place.grid.patches)
@@ -114,7 +114,11 @@ TOKENS = Layout()
 # The parts of a model.
 
 Grids = Callable[[nn.Module, Grid], tuple[Grid, Grid]]
-"""From an attention and the grid of its block to the grids of its queries and of its keys."""
+"""From an attention and the grid of its block to the grids of its queries and of its keys.
+
+If one is coarser, its tokens are `Points` of the finer grid, as offsets between two grids count patches in one
+unit. The finer grid is the home of encodings.
+"""
 
 Start = Callable[[PositionEncoding], bool]
 """Lets a new encoding go on from what the model has itself, if that is of its kind; whether it was."""
@@ -138,6 +142,7 @@ class Attention:
         takes: which moments of attention an encoding may speak at.
         start: for encodings that go on from the attention's own.
         behaviour: how the module behaves with encodings; None: as the forward above says.
+        switches: attributes that need to have other values where encodings speak.
     """
 
     module: nn.Module
@@ -148,6 +153,7 @@ class Attention:
     takes: tuple[str, ...] = ("rotations", "biases", "values")
     start: Start | None = None
     behaviour: type[Equipped] | None = None
+    switches: "Sequence[Own]" = ()
 
 
 @dataclass(frozen=True)
@@ -219,6 +225,8 @@ class Host:
         behaviour: how the model itself behaves; None: `EquippedModel`.
         holds_first: whether the model, and not its first block, holds the encodings of tokens that come first.
         first: the module that holds them, if it is neither: called with the tokens first, as a block is.
+        first_behaviour: how that module behaves; None: as a block does.
+        check_first: raises if they cannot come first.
         equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
     """
 
@@ -230,4 +238,6 @@ class Host:
     behaviour: type[Equipped] | None = None
     holds_first: bool = False
     first: nn.Module | None = None
+    first_behaviour: type[Equipped] | None = None
+    check_first: Callable[[Sequence[PositionEncoding]], None] | None = None
     equal: str | Mapping[range, str] | None = None

@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from whereformer.adapters.host import Attention, Block, Host, Stage
 from whereformer.catalog import Factory, parse, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
-from whereformer.grid import Grid
+from whereformer.grid import Grid, Points
 
 Encoding = str | Factory | Sequence[Factory]
 """What people write: a text, a class or a partial of one, or a sequence of these."""
@@ -65,6 +66,18 @@ def spelled(encoding: Encoding | Mapping[Blocks, Encoding]) -> str:
     if isinstance(encoding, Mapping):
         return ", ".join(f"{blocks}: {spelled(one)}" for blocks, one in encoding.items())
     return " + ".join(map(spell, factories_of(encoding)))
+
+
+def written(encoding: Encoding | Mapping[Blocks, Encoding]) -> str | list[list[Any]]:
+    """`spelled`, for JSON: of different blocks a list of [blocks, text]."""
+    if not isinstance(encoding, Mapping):
+        return spelled(encoding)
+    return [[[b] if isinstance(b, int) else list(b), spelled(one)] for b, one in encoding.items()]
+
+
+def read(text: str | list[list[Any]]) -> str | dict[Blocks, Encoding]:
+    """`written` reversed."""
+    return text if isinstance(text, str) else {tuple(blocks): one for blocks, one in text}
 
 
 def factories_of(encoding: Encoding) -> list[Factory]:
@@ -128,7 +141,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} asks for block {position} of the {len(seats)} of a stage, counted from 0"
             )
         seat = seats[position]
-        if "tokens" in moments and isinstance(seat.block.module, nn.MultiheadAttention):
+        alone = [heard for heard in seat.attentions if heard.attention.module is seat.block.module]
+        if "tokens" in moments and alone and seat.block.behaviour is None:
             raise InputError(
                 f"equip: {spell(factory)} speaks to tokens before a block, but a"
                 f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
@@ -140,7 +154,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
             raise InputError(
                 f"equip: {spell(factory)} speaks in attention, but block {seat.number} is a"
                 f" {type(seat.block.module).__name__}, which has none that takes it"
-                + (f" (its attention {seat.block.deaf})" if seat.block.deaf else "")
+                + _why(seat.block)
                 + "; encodings of tokens can come"
             )
         for heard in seat.attentions:
@@ -149,6 +163,7 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 raise InputError(
                     f"equip: {spell(factory)} speaks at {', '.join(deaf)}, but a"
                     f" {type(attention.module).__name__} takes {', '.join(attention.takes) or 'nothing'}"
+                    + _why(seat.block)
                 )
             queries, keys = attention.grids(attention.module, attention.home or stage.grid)
             if queries != keys and not scout.crosses:
@@ -156,9 +171,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f"equip: {spell(factory)} says nothing of queries on {queries} and keys on {keys}: two grids,"
                     f" as in a {type(attention.module).__name__}"
                 )
-            heard.encodings.append(
-                build(attention.dim or stage.dim, attention.heads or stage.heads, queries, seat)
-            )
+            home = _home(queries, keys)
+            heard.encodings.append(build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat))
         if "tokens" in moments:
             both = seat.attentions[0].encodings[-1]
             if both.dim != stage.dim:
@@ -167,6 +181,16 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f" have {stage.dim} features and this {both.dim}"
                 )
             seat.tokens.append(both)
+
+
+def _why(block: Block) -> str:
+    return f": its attention {block.deaf}" if block.deaf else ""
+
+
+def _home(queries: Grid, keys: Grid) -> Grid:
+    """The finer of two grids; all of a grid of which both are a part."""
+    whole = next((grid for grid in (queries, keys) if not isinstance(grid, Points)), None)
+    return whole or Grid(*queries.size, prefix=queries.prefix)
 
 
 def _scout(factory: Factory, like: Tensor, stage: Stage, seats: list[Seat]) -> PositionEncoding:

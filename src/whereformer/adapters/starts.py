@@ -48,3 +48,20 @@ def from_bias_mlp(first: nn.Linear, second: nn.Linear, window: Sequence[int]) ->
         return True
 
     return start
+
+
+def from_tables(kind: type[PositionEncoding], **tables: Tensor) -> Start:
+    """An encoding of a kind from tables as large as its own, in the same order, by the names of these."""
+
+    @torch.no_grad()
+    def start(encoding: PositionEncoding) -> bool:
+        own = dict(encoding.named_parameters())
+        fits = isinstance(encoding, kind) and all(
+            name in own and own[name].numel() == table.numel() for name, table in tables.items()
+        )
+        if fits:
+            for name, table in tables.items():
+                own[name].copy_(table.reshape(own[name].shape))
+        return fits
+
+    return start

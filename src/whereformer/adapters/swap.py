@@ -9,6 +9,11 @@ from torch import Tensor, nn
 class Equipped:
     """Base of behaviours that `swap_class` mixes in; instances copy and pickle like those of ordinary classes."""
 
+    @staticmethod
+    def named(original: type[nn.Module]) -> str:
+        """What the class of a module of class `original` is called that behaves so."""
+        return f"Equipped{original.__name__}"
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _blank, tuple(_layers(type(self))), self.__dict__
 
@@ -34,8 +39,7 @@ def swap_back(module: nn.Module) -> None:
 
 def is_outermost(module: nn.Module) -> bool:
     """Whether nothing changed the module's class after `swap_class`."""
-    behaviour, *originals = type(module).__bases__
-    return len(originals) == 1 and type(module) is _mixed(behaviour, originals[0])
+    return issubclass(type(module).__bases__[0], Equipped)
 
 
 MISSING = object()
@@ -67,7 +71,7 @@ _KINDS = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module
 
 @functools.cache
 def _mixed(behaviour: type[Equipped], original: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Equipped{original.__name__}", (behaviour, original), {"__module__": original.__module__})
+    return type(behaviour.named(original), (behaviour, original), {"__module__": original.__module__})
 
 
 def _layers(cls: type) -> list[type]:

@@ -5,17 +5,25 @@ from typing import TYPE_CHECKING
 
 import torch
 from timm.layers.attention import Attention
-from timm.layers.patch_dropout import PatchDropout, patch_dropout_forward
+from timm.layers.diff_attention import DiffAttention
+from timm.layers.patch_dropout import PatchDropout
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 from whereformer.adapters import host
-from whereformer.adapters.behaviours import EquippedAttention, EquippedModel, attend, held
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedModel,
+    attend,
+    held,
+)
 from whereformer.adapters.find import Hosts
-from whereformer.adapters.host import Block, Host, Own, Place, Stage
+from whereformer.adapters.host import Block, Host, Own, Stage
 from whereformer.adapters.starts import from_table
-from whereformer.adapters.swap import Equipped
+from whereformer.adapters.timm.parts import EquippedPatchDropout, attends, fused
 from whereformer.attention import encode
 from whereformer.errors import InputError
 from whereformer.grid import Grid
@@ -37,15 +45,10 @@ def vit(model: VisionTransformer) -> Host:
         )
 
     start = None if model.pos_embed is None else from_table(model.pos_embed[0])
-    # exactly timm's Attention: a subclass may do something else
-    attentions = [[m for m in block.modules() if type(m) is Attention] for block in model.blocks]
-    heads = next((found[0].num_heads for found in attentions if found), 1)
+    attentions = [[_attention(m) for m in block.modules() if type(m) in KINDS] for block in model.blocks]
+    heads = next((found[0].heads for found in attentions if found), None) or 1
     blocks = [
-        Block(
-            block,
-            [host.Attention(m, m.attn_dim, m.num_heads, behaviour=EquippedVisionAttention) for m in found],
-            start if number == 0 else None,
-        )
+        Block(block, found, start if number == 0 else None, _behaviour(block, found))
         for number, (block, found) in enumerate(zip(model.blocks, attentions, strict=True))
     ]
     dropout = [(model.patch_drop, EquippedPatchDropout)] if isinstance(model.patch_drop, PatchDropout) else []
@@ -54,8 +57,32 @@ def vit(model: VisionTransformer) -> Host:
         own=[Own(model, "pos_embed")],
         swaps=dropout,
         behaviour=EquippedVisionTransformer,
+        switches=fused(m.module for found in attentions for m in found),
         holds_first=True,
+        equal="none" if model.pos_embed is None else "learned",
     )
+
+
+KINDS = {
+    Attention: ("rotations", "biases", "values"),
+    ParallelScalingBlock: ("rotations", "biases", "values"),
+    DiffAttention: ("rotations", "biases"),
+    DiffParallelScalingBlock: ("rotations", "biases"),
+}
+"""The attentions that are known, exactly these, as a subclass may do something else; and what each takes.
+
+The last two are differences of two attentions, with queries and keys of half the features of values: encodings
+speak in both of them.
+"""
+
+
+def _behaviour(block: nn.Module, found: list[host.Attention]) -> type[EquippedBlock] | None:
+    return EquippedBlockThatAttends if any(attention.module is block for attention in found) else None
+
+
+def _attention(module: nn.Module) -> host.Attention:
+    behaviour = EquippedVisionAttention if type(module) is Attention else None
+    return attends(module, takes=KINDS[type(module)], behaviour=behaviour)
 
 
 class EquippedVisionTransformer(EquippedModel, *((VisionTransformer,) if TYPE_CHECKING else ())):
@@ -102,18 +129,6 @@ class EquippedVisionAttention(EquippedAttention, *((Attention,) if TYPE_CHECKING
         if self.gate is not None:
             out = out * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(out))
-
-
-class EquippedPatchDropout(Equipped, *((PatchDropout,) if TYPE_CHECKING else ())):
-    """Tells the layers which patches it kept."""
-
-    place: Place
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, kept = patch_dropout_forward(x, self.prob, self.num_prefix_tokens, self.ordered, self.training)
-        if kept is not None:
-            self.place.grid = self.place.grid.keep(kept)
-        return x
 
 
 def home_grid(model: VisionTransformer) -> Grid:
