@@ -381,7 +381,7 @@ def test_what_cannot_be_is_said(make: Callable[[], nn.Module], options: dict[str
 def test_a_sharded_table_is_named() -> None:
     model = vit()
     model.pos_embed = nn.Parameter(torch.empty(0))
-    with pytest.raises(InputError, match="pos_embed has shape .*resize before weights are sharded"):
+    with pytest.raises(InputError, match=r"pos_embed has shape .*resize before weights are sharded"):
         whereformer.resize(model, (6, 6))
 
 

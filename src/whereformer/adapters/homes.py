@@ -80,10 +80,12 @@ def followed(own: Sequence[int], home: Sequence[int], new: Sequence[int]) -> tup
 
     >>> followed((4, 4), (14, 14), (24, 12))  # a quarter of the rows and columns, the last ones incomplete
     (6, 3)
+    >>> followed((4, 4), (28, 28), (40, 40))  # an eighth, not a seventh
+    (5, 5)
     """
     sizes = []
     for n, h, m in zip(own, home, new, strict=True):
-        strides = [h // n] if h % n == 0 else [2**k for k in range(1, 7) if -(-h // 2**k) == n]
+        strides = [2**k for k in range(7) if -(-h // 2**k) == n] or [h // n] * (h % n == 0)
         if not strides:
             return None
         sizes.append(-(-m // strides[0]))

@@ -66,8 +66,8 @@ def resize(
         for name, weight in weights.items():
             check_in_memory(f"resize: {name}", weight)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-        mover.move(model, home, new, windows)
         with without_autocast(next(model.parameters()).device):
+            mover.move(model, home, new, windows)
             _read(model, tables, weights, {t.name: t for t in tables_of(model, grid=new.grid)}, recipe)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if name not in tables and parameter.shape != shapes[name]:

@@ -106,8 +106,8 @@ class Table:
     def _known_grid(self) -> tuple[int, ...]:
         if self.grid is None:
             raise InputError(
-                f"{self.name} {list(self.shape)}: its rows, less the prefix tokens', are no square. Give the grid,"
-                " or the image size, that the weights are for"
+                f"{self.name} {list(self.shape)}: its rows, less the prefix tokens', are no square, nor those"
+                " of the grid that was given. Give the grid, or the image size, that the weights are for"
             )
         return self.grid
 
@@ -291,7 +291,10 @@ def _table(
     elif kind == "strip":
         places = ((shape[0] + 1) // 2,)
     elif kind == "absolute":
-        places, prefix = _count(shape[axis], prefixes, grid)
+        staged = (
+            name[-1].isdigit() and grid is not None and grid[0] == grid[1]
+        )  # pos_embed_1: a square, of its own
+        places, prefix = _count(shape[axis], prefixes, None if staged else grid)
     else:
         places, prefix = _window(kind, shape[axis], _attribute(owners, name))
     follows = bool(prefix) if pattern.follows is None else pattern.follows
@@ -353,5 +356,4 @@ def _count(rows: int, prefixes: Sequence[int], grid: tuple[int, int] | None) -> 
     if grid is not None and rows - math.prod(grid) in prefixes:
         return grid, rows - math.prod(grid)
     squares = [(math.isqrt(rows - p), p) for p in prefixes if rows > p and math.isqrt(rows - p) ** 2 == rows - p]
-    square = grid is None or grid[0] == grid[1]  # in a model of a square grid, other stages' are too
-    return ((squares[0][0],) * 2, squares[0][1]) if len(squares) == 1 and square else (None, 0)
+    return ((squares[0][0],) * 2, squares[0][1]) if len(squares) == 1 and grid is None else (None, 0)
