@@ -26,12 +26,15 @@ ALLOWED: dict[str, set[str]] = {
     "mask": {"errors"},
     "kept": set(),
     "resample": {"errors"},
-    "encoding": {"errors", "grid", "forms"},
+    "encoding": {"errors", "grid", "forms", "resample"},
     "encodings": {"errors", "grid", "index", "forms", "encoding", "resample", "kept"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask", "kept"},
     "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
-    "layers": {"errors", "grid", "index", "forms", "mask", "resample", "encodings", "backends", "attention"},
+    "layers": {
+        *("errors", "grid", "index", "forms", "mask", "resample", "encoding", "encodings", "backends"),
+        "attention",
+    },
     "facts": {"errors", "grid", "forms", "encoding", "catalog", "backends"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
     "adapters": CORE,
@@ -117,6 +120,7 @@ def test_public_names() -> None:
         "layers",
         "load_checkpoint",
         "parse",
+        "resize",
         "unequip",
     ]
     for name in whereformer.__all__:
