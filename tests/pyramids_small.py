@@ -234,7 +234,7 @@ SMALL = {
 
 
 def small(kind: str, **more: Any) -> nn.Module:
-    """Random weights, in float64, that do something: what the model says itself of where tokens are shows in its output."""
+    """Random weights, in float64, that do something: what the model says itself shows in its output."""
     chosen = SMALL[kind]
     torch.manual_seed(0)
     if isinstance(chosen.name, str):
