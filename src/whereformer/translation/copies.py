@@ -15,7 +15,9 @@ def exact(encodings: Iterable[PositionEncoding]) -> list[PositionEncoding]:
     found = list(encodings)
     for encoding in found:
         if any(parameter.is_meta for parameter in encoding.parameters()):
-            raise InputError(f"translate: {type(encoding).__name__} is on the meta device, expected one with numbers")
+            raise InputError(
+                f"translate: {type(encoding).__name__} is on the meta device, expected one with numbers"
+            )
     return [copy.deepcopy(encoding).to("cpu", torch.float64).eval() for encoding in found]
 
 
@@ -36,13 +38,15 @@ def learned(encodings: Iterable[PositionEncoding]) -> list[Tensor]:
 
 @torch.no_grad()
 def write(found: Iterable[PositionEncoding], targets: Iterable[PositionEncoding]) -> None:
-    """What was found, to where it belongs, rounded to the dtype there; all of it or, if it does not fit, nothing."""
+    """What was found, to where it belongs, rounded to the dtype there: all of it, or an error."""
     pairs = []
     for copied, target in zip(found, targets, strict=True):
         pairs += [(p, t) for p, t in zip(copied.parameters(), target.parameters(), strict=True) if t.requires_grad]
     rounded = [(p.to(t.dtype), t) for p, t in pairs]
     if not all(p.isfinite().all() for p, _ in rounded):
-        raise InputError("translate: the target would hold numbers that are not finite, or too large for its dtype")
+        raise InputError(
+            "translate: the target would hold numbers that are not finite, or too large for its dtype"
+        )
     for p, t in rounded:
         t.copy_(p)
 

@@ -35,6 +35,10 @@ class Metric:
             found = found - means.unflatten(1, (x.shape[0], -1)).transpose(0, 1)
         return found
 
+    def root(self, signs: Tensor) -> Tensor:
+        """√w times random signs: what to draw for the diagonal of JᵀMJ, but for what is not seen."""
+        return signs * self.weights.sqrt()[:, None]
+
     def by_head(self, x: Tensor) -> Tensor:
         """‖x‖² of each head: [heads]. Rounding does not make it negative."""
         return (x * self(x)).sum((1, 2)).clamp(min=0)

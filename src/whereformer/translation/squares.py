@@ -1,5 +1,6 @@
 """Least squares without a design matrix: what is said is a function that autograd knows."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,9 +41,14 @@ class Problem:
         return [metric(s) for metric, s in zip(self.metrics, said, strict=True)]
 
     @torch.no_grad()
-    def move(self, step: Vector, scale: float = 1.0) -> None:
+    def place(self, values: Vector) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def move(self, step: Vector) -> None:
         for parameter, s in zip(self.parameters, step, strict=True):
-            parameter.add_(s, alpha=scale)
+            parameter.add_(s)
 
 
 class Slope:
@@ -108,10 +114,15 @@ def nearest(problem: Problem, first: Problem, unwind: Sequence[Problem] = ()) ->
             slope = Slope(stage)
             stage.move(solve(stage, slope, stage.residual(slope.said), 0.0, 3000, 1e-14))
         return
-    problem.move(start, 0.1 if unwind else 1.0)
-    for stage in unwind:
-        descend(stage, 20)
-    descend(problem)
+    best, least = start, math.inf
+    for damping in (0.01,) if unwind else (0.01, 10.0):  # a bold first step, and a careful one
+        problem.place([s * 0.1 if unwind else s for s in start])
+        for stage in unwind:
+            descend(stage, damping, 20)
+        loss = descend(problem, damping)
+        if loss < least:
+            best, least = [parameter.detach().clone() for parameter in problem.parameters], loss
+    problem.place(best)
 
 
 def is_linear(problem: Problem) -> bool:
@@ -135,12 +146,17 @@ def is_linear(problem: Problem) -> bool:
     return True
 
 
-def solve(problem: Problem, slope: Slope, residual: Vector, damping: float, steps: int, tolerance: float) -> Vector:
+def solve(
+    problem: Problem, slope: Slope, residual: Vector, damping: float, steps: int, tolerance: float
+) -> Vector:
     """The step s for which ‖residual − J s‖² + damping · s·D s is least, D about the diagonal of JᵀMJ.
 
     Conjugate gradients on the normal equations, from s = 0, so that of several such steps it is a small one.
     """
     scale = _diagonal(problem, slope)
+    if damping:  # what hardly matters here is not moved far
+        most = max(float(s.max()) for s in scale)
+        scale = [s.clamp(min=1e-4 * most) for s in scale]
     step = [torch.zeros_like(s) for s in scale]
     residual = [r.clone() for r in residual]
     slant = slope.transposed(problem.weighed(residual))
@@ -175,44 +191,50 @@ def solve(problem: Problem, slope: Slope, residual: Vector, damping: float, step
 
 
 def _diagonal(problem: Problem, slope: Slope, draws: int = 8) -> Vector:
-    """About the diagonal of JᵀMJ, from random signs; 1 for parameters that nothing depends on."""
+    """About the diagonal of JᵀMJ, from random signs; the largest for what nothing depends on."""
     generator = torch.Generator().manual_seed(0)
     total = [torch.zeros_like(p) for p in problem.parameters]
     for _ in range(draws):
         signs = []
         for s, metric in zip(slope.said, problem.metrics, strict=True):
             sign = torch.randint(0, 2, s.shape, generator=generator) * 2.0 - 1
-            signs.append(sign * metric.weights.sqrt()[:, None])
+            signs.append(metric.root(sign))
         for t, found in zip(total, slope.transposed(signs), strict=True):
             t.add_(found.square() / draws)
     most = max((float(t.max()) for t in total if t.numel()), default=0.0)
-    return [torch.where(t > 1e-14 * most, t, torch.ones_like(t)) for t in total]
+    return [torch.where(t > 1e-14 * most, t, torch.full_like(t, most or 1.0)) for t in total]
 
 
-def descend(problem: Problem, steps: int = 60) -> None:
-    """Levenberg and Marquardt's way down from the parameters as they are, for what is not linear in them."""
-    damping, slope = 1e-2, Slope(problem)
+def descend(problem: Problem, damping: float, steps: int = 60) -> float:
+    """Levenberg and Marquardt's way down from the parameters as they are, for what is not linear in them.
+
+    Returns:
+        how far from what is wanted they end.
+    """
+    slope = Slope(problem)
     residual = problem.residual(slope.said)
     loss, slow, failed = problem.loss(residual), 0, 0
     for _ in range(steps):
+        before = [parameter.detach().clone() for parameter in problem.parameters]
         step = solve(problem, slope, residual, damping, 40, 1e-3 if damping > 1e-8 else 1e-8)
         problem.move(step)
         with torch.no_grad():
             moved = problem.residual(problem.says())
         new = problem.loss(moved)
         if not new < loss:  # also if it is not a number
-            problem.move(step, -1.0)
+            problem.place(before)
             damping, failed = damping * 8, failed + 1
             if failed == 8:
-                return
+                break
             slope = Slope(problem)
             continue
         failed = 0
         slow = slow + 1 if new > (1 - 1e-4) * loss else 0
         residual, loss, damping = moved, new, max(damping / 8, 1e-12)
         if slow > 3 or loss == 0:
-            return
+            break
         slope = Slope(problem)
+    return loss
 
 
 def dot(a: Vector, b: Vector) -> float:

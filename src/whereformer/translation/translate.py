@@ -23,8 +23,8 @@ def translate(source: Encodings, target: Encodings, *, grid: Grid | None = None)
 
     Both are asked what they say on the grid: what they add to tokens; what they add to logits, and how queries and
     keys are turned, for white queries and keys; what they add to values. The sum of squared differences over all
-    pairs of tokens (over all tokens) is made least. What is the same for all keys of a query does not count: softmax
-    does not see it. Targets that are linear in their parameters are solved exactly; parameters that the grid does
+    pairs of tokens (over all tokens) is made least. What is the same for all keys of a query does not count:
+    softmax does not see it. Targets that are linear in their parameters are solved exactly; parameters that the grid does
     not reach are zeros. Others go down from where they are (Levenberg-Marquardt), to a minimum near by.
 
     It works on the CPU in float64, on copies; parameters that do not require gradients stay as they are. If it
@@ -52,15 +52,17 @@ def translate(source: Encodings, target: Encodings, *, grid: Grid | None = None)
     for encoding in (*sources, *targets):
         if (encoding.dim, encoding.num_heads) != (first.dim, first.num_heads):
             raise InputError(
-                f"translate: {type(encoding).__name__} has {encoding.dim} features in {encoding.num_heads} heads, but"
-                f" {type(first).__name__} has {first.dim} in {first.num_heads}"
+                f"translate: {type(encoding).__name__} has {encoding.dim} features in {encoding.num_heads} heads,"
+                f" but {type(first).__name__} has {first.dim} in {first.num_heads}"
             )
     where = first.grid if grid is None else grid
     if not isinstance(where, Grid) or not where.regular:
         raise InputError(f"translate: grid={grid!r}, expected a whereformer.Grid with all of its patches")
     for encoding in (*sources, *targets):
         if encoding.grid.axes != where.axes:
-            raise InputError(f"translate: {type(encoding).__name__} was built for {encoding.grid}, other axes than {where}")
+            raise InputError(
+                f"translate: {type(encoding).__name__} was built for {encoding.grid}, other axes than {where}"
+            )
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(torch.device("cpu")):
         ours, theirs = exact(sources), exact(targets)
         apart = all(_by_offset(encoding) for encoding in (*ours, *theirs))
@@ -160,6 +162,6 @@ def _nothing_in_common(
         return f"{' + '.join(map(spelled, encodings))} by {', '.join(parts) or 'nothing'}"
 
     return (
-        f"translate: {ways(sources, spoken)}; {ways(targets, able)}: nothing in common. What one says to tokens, or"
-        " by rotations, the other can say to logits only for tokens that are known: give whole models, and images"
+        f"translate: {ways(sources, spoken)}; {ways(targets, able)}: nothing in common. What one says to tokens,"
+        " or by rotations, the other can say to logits only for tokens that are known: give whole models, and images"
     )
