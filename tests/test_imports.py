@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "layers": {"errors", "grid", "index", "forms", "mask", "resample", "encodings", "backends", "attention"},
     "facts": {"errors", "grid", "forms", "encoding", "catalog", "backends"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
-    "adapters": CORE,
+    "translation": {"errors", "grid", "encoding", "resample"},
+    "adapters": {*CORE, "translation"},
     "lab": {*CORE, "adapters"},
     "doctor": {*CORE, "__version__", "backends"},
     "cli": {*CORE, "__version__", "adapters", "lab", "doctor"},
@@ -117,6 +118,7 @@ def test_public_names() -> None:
         "layers",
         "load_checkpoint",
         "parse",
+        "translate",
     ]
     for name in whereformer.__all__:
         assert hasattr(whereformer, name)

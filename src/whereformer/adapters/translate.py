@@ -31,20 +31,23 @@ class ModelTranslation:
         attentions: of each attention that has encodings: its name, and how far its logits and its outputs are from
             the first model's, without encodings and as they start now.
         start, now: how far the model's outputs are from the first model's, relative to these: with encodings as
-            they came, and as they start now.
+            they came, and as they start now; None without images.
     """
 
     tokens: Translation | None
     attentions: tuple[tuple[str, tuple[Part, ...]], ...]
-    start: float
-    now: float
+    start: float | None
+    now: float | None
 
     def __str__(self) -> str:
-        lines = [f"outputs differ by {100 * self.now:.3g} %; with encodings as they came, by {100 * self.start:.3g} %"]
+        lines = []
+        if self.start is not None and self.now is not None:
+            now, start = 100 * self.now, 100 * self.start
+            lines.append(f"outputs differ by {now:.3g} %; with encodings as they came, by {start:.3g} %")
         lines += [] if self.tokens is None else [str(self.tokens)]
         for name, parts in self.attentions:
-            lost = ", ".join(f"{part.name} {100 * part.share:.3g} %" for part in parts)
-            lines.append(f"  {name}: left of the difference: {lost}")
+            left = ", ".join(f"{100 * part.share:.3g} % of that of {part.name}" for part in parts)
+            lines.append(f"  {name}: left of the difference without encodings: {left}")
         return "\n".join(lines)
 
 
@@ -64,8 +67,8 @@ def translate(
         source: an encoding, or several; or a timm `VisionTransformer`, which is changed in place.
         target: an encoding, or several; or, for a model, what `equip` takes.
         grid: of encodings: where they are compared.
-        images: of a model: [batch, 3, height, width], as the model gets them, of its home size: a few are enough for
-            biases, more are better for what depends on content.
+        images: of a model: [batch, 3, height, width], as the model gets them, of its home size. A few are enough
+            for biases, more are better for what depends on content.
 
     Returns:
         what was lost; `print` it.
@@ -87,37 +90,43 @@ def translate(
 def start_from(model: nn.Module, other: nn.Module, images: Tensor | None) -> ModelTranslation:
     """Start a model's encodings from what another of the same architecture does with some images.
 
-    Encodings of tokens start from the other's table (`whereformer.translation.translate`). Then, block after block,
-    on what the blocks before them now make of the images, those in attention are fitted: first biases and rotations,
-    such that logits are as near as they can to the other's, but for what is the same for all keys of a query; then
-    what is said to values, such that the outputs are. Least squares both.
+    Encodings of tokens start from the other's table, by `whereformer.translation.translate`. Then, block after
+    block, on what the blocks before them now make of the images, those in attention are fitted: first biases and
+    rotations, such that logits are as near as they can to the other's, but for what is the same for all keys of a
+    query; then what is said to values, such that the outputs are. Least squares both.
 
     Args:
         model: equipped; the parameters of its encodings are changed in place.
         other: equipped or not; with attentions of the same names.
         images: [batch, 3, height, width].
     """
+    from timm.layers.attention import Attention
+
+    seats = _seats(model, Attention)
+    others = dict(_seats(other, Attention, equipped=False))
+    if missing := [name for name, _ in seats if name not in others]:
+        raise InputError(f"translate: {missing[0]} has no counterpart in the {type(other).__name__} to start from")
+    if images is None and seats:
+        raise InputError(
+            f"translate: {seats[0][0]} has encodings that speak in attention, and what a table of tokens is to"
+            " logits depends on images: expected images=[batch, 3, height, width]"
+        )
     table = getattr(other, "pos_embed", None)
-    encodings = [e for e in cast("nn.ModuleList", model.encodings) if "tokens" in e.moments()]
+    held = cast("Sequence[PositionEncoding]", model.encodings)
+    encodings = [encoding for encoding in held if "tokens" in encoding.moments()]
     tokens = None
     if table is not None and encodings and getattr(model, "pos_embed", None) is None:
         tokens = translate_encodings(_learned(table[0], encodings[0]), encodings, grid=home_of(model, "translate"))
-    seats = _seats(model)
     if images is None:
-        if seats:
-            raise InputError(
-                f"translate: {seats[0][0]} has encodings that speak in attention, and what a table of tokens is to"
-                " logits depends on images: expected images=[batch, 3, height, width]"
-            )
-        return ModelTranslation(tokens, (), float("nan"), float("nan"))
+        return ModelTranslation(tokens, (), None, None)
     grid, found = home_of(model, "translate"), []
     modes = {module: module.training for module in (*model.modules(), *other.modules())}
-    model.eval(), other.eval()
+    model.eval()
+    other.eval()
     hooks = []
     try:
         with torch.no_grad():
             start = model(images)
-            others = dict(other.named_modules())
             seen: dict[str, Seen] = {}
             for name, _ in seats:
                 hooks.append(others[name].register_forward_pre_hook(partial(_look, seen, name, grid)))
@@ -137,12 +146,12 @@ def start_from(model: nn.Module, other: nn.Module, images: Tensor | None) -> Mod
     return ModelTranslation(tokens, tuple(found), *apart)
 
 
-def _seats(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The attentions that hold encodings."""
+def _seats(model: nn.Module, kind: type[nn.Module], equipped: bool = True) -> list[tuple[str, nn.Module]]:
+    """The attentions, or those alone that hold encodings."""
     return [
         (name, module)
         for name, module in model.named_modules()
-        if hasattr(module, "qkv") and isinstance(getattr(module, "encodings", None), nn.ModuleList)
+        if isinstance(module, kind) and not (equipped and not hasattr(module, "encodings"))
     ]
 
 

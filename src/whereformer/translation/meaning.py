@@ -88,8 +88,9 @@ class Meaning:
         if part == "rotations":
             return self.turns.metric()
         scale = {"products": 1 / DRAWS, "values": 1 / self.features}.get(part, 1.0)
-        unseen = self.pairs.rows() if centred and part in ("bias", "queries") else None
-        return Metric(self.pairs.weights() * scale, unseen)
+        if centred and part in ("bias", "queries"):
+            return Metric(self.pairs.weights(), self.pairs.rows(), self.pairs.like)
+        return Metric(self.pairs.weights() * scale)
 
     def _tokens(self, encodings: Sequence[PositionEncoding]) -> Tensor:
         return _encoded(torch.zeros_like(self.x[:1]), self.grid, encodings)

@@ -1,7 +1,8 @@
 """Start the encodings of one attention from what another was seen to do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from whereformer.grid import Grid
 from whereformer.resample import without_autocast
 from whereformer.translation.copies import exact, learned, loud, write
 from whereformer.translation.report import Part
-from whereformer.translation.squares import Problem, Vector, nearest
+from whereformer.translation.squares import Problem, nearest
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Even:
-    """The mean square of what is given; with `centred`, of what is left when every query's keys lose their mean."""
+    """The mean square; with `centred`, of what is left when every query's keys lose their mean."""
 
     count: int
     centred: bool
@@ -104,39 +105,32 @@ def start_from_seen(source: Seen, target: Seen) -> tuple[Part, ...]:
 
 
 def _fit_logits(target: Seen, wanted: Tensor) -> None:
-    with torch.no_grad():
-        blind = _blind(target)
-        if blind:  # of content: what images have in common is all that can be said
-            wanted = wanted.mean(0, keepdim=True)
-            target = Seen(target.q[:1], target.k[:1], target.v[:1], target.grid, target.encodings)
-    shape = wanted.shape
-
-    def says() -> Vector:
-        return [target.added().expand(shape)]
-
-    if torch.is_tensor(said := says()[0]) and not said.requires_grad:
-        return
-    parameters = [p for p in learned(target.encodings) if _reaches(says()[0], p)]
-    problems = (Problem(says, parameters, [wanted], [Even(wanted.numel(), c)]) for c in (True, False))
-    problem, first = problems
-    nearest(problem, first)
+    if _blind(target):  # to content: what images have in common is all that can be said
+        wanted = wanted.mean(0, keepdim=True)
+        target = Seen(target.q[:1], target.k[:1], target.v[:1], target.grid, target.encodings)
+    _fit(target, wanted, target.added, (False, True))
 
 
 def _fit_outputs(target: Seen, outputs: Tensor) -> None:
     with torch.no_grad():
         weights = (target.plain() + target.added()).softmax(-1)
         wanted = outputs - weights @ target.v
+    _fit(target, wanted, partial(target.valued, weights), (False, False))
 
-    def says() -> Vector:
-        return [target.valued(weights).expand(wanted.shape)]
 
-    if not says()[0].requires_grad:
+def _fit(target: Seen, wanted: Tensor, says: Callable[[], Tensor], centred: tuple[bool, bool]) -> None:
+    said = says()
+    if not said.requires_grad:
         return
-    parameters = [p for p in learned(target.encodings) if _reaches(says()[0], p)]
-    problem = Problem(says, parameters, [wanted], [Even(wanted.numel(), False)])
-    nearest(problem, problem)
+    parameters = [p for p in learned(target.encodings) if _reaches(said, p)]
+    first, last = (
+        Problem(lambda: [says().expand(wanted.shape)], parameters, [wanted], [Even(wanted.numel(), c)])
+        for c in centred
+    )
+    nearest(last, first)
 
 
+@torch.no_grad()
 def _blind(target: Seen) -> bool:
     """Whether what is added to the logits is the same for all images."""
     tried = Seen(target.q[:1], target.k[:1], target.v[:1], target.grid, tuple(loud(target.encodings)))

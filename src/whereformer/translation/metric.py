@@ -1,9 +1,22 @@
 """How far apart two things are that encodings say."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Norm(Protocol):
+    """‖x‖² = x·M x, of one shape of x."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """M x, of the shape of x."""
+        ...
+
+    def root(self, signs: Tensor) -> Tensor:
+        """√w · signs, w the diagonal of M, but for what is not seen: to draw the diagonal of JᵀMJ from."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -16,10 +29,12 @@ class Metric:
     Args:
         weights: w, [rows], float64.
         unseen: c, [n, rows], sparse, float64: how many keys of query i are in row r; or None.
+        like: with `unseen`: [n, n], int64: in which row each query and key are.
     """
 
     weights: Tensor
     unseen: Tensor | None = None
+    like: Tensor | None = None
 
     @classmethod
     def even(cls, rows: int, scale: float = 1.0) -> "Metric":
@@ -36,9 +51,12 @@ class Metric:
         return found
 
     def root(self, signs: Tensor) -> Tensor:
-        """√w times random signs: what to draw for the diagonal of JᵀMJ, but for what is not seen."""
         return signs * self.weights.sqrt()[:, None]
 
     def by_head(self, x: Tensor) -> Tensor:
-        """‖x‖² of each head: [heads]. Rounding does not make it negative."""
-        return (x * self(x)).sum((1, 2)).clamp(min=0)
+        """‖x‖² of each head: [heads]; query by query, as nothing that is unseen is left to cancel then."""
+        if self.like is None:
+            return (x * self(x)).sum((1, 2))
+        rows = (x[:, row] for row in self.like)
+        squares = [(row - row.mean(1, keepdim=True)).square().sum((1, 2)) for row in rows]
+        return torch.stack(squares).sum(0) / self.like.numel()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whereformer.translation.metric import Metric
+from whereformer.translation.metric import Norm
 
 Vector = list[Tensor]
 """What is said, part by part; or one tensor for each parameter."""
@@ -29,7 +29,7 @@ class Problem:
     says: Callable[[], Vector]
     parameters: Sequence[Tensor]
     wanted: Vector
-    metrics: Sequence[Metric]
+    metrics: Sequence[Norm]
 
     def loss(self, residual: Vector) -> float:
         return dot(residual, self.weighed(residual))

@@ -9,9 +9,9 @@ from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
 from whereformer.grid import Grid
 from whereformer.resample import without_autocast
+from whereformer.translation.copies import exact, learned, loud, spelled, write
 from whereformer.translation.meaning import PARTS, Meaning, Said
 from whereformer.translation.report import Part, Translation
-from whereformer.translation.copies import exact, learned, loud, spelled, write
 from whereformer.translation.squares import Problem, Vector, nearest
 from whereformer.translation.turns import Turns, distances
 
@@ -24,8 +24,9 @@ def translate(source: Encodings, target: Encodings, *, grid: Grid | None = None)
     Both are asked what they say on the grid: what they add to tokens; what they add to logits, and how queries and
     keys are turned, for white queries and keys; what they add to values. The sum of squared differences over all
     pairs of tokens (over all tokens) is made least. What is the same for all keys of a query does not count:
-    softmax does not see it. Targets that are linear in their parameters are solved exactly; parameters that the grid does
-    not reach are zeros. Others go down from where they are (Levenberg-Marquardt), to a minimum near by.
+    softmax does not see it. Targets that are linear in their parameters are solved exactly; parameters that the
+    grid does not reach are zeros. Others go down from where they are (Levenberg-Marquardt), to a minimum near by;
+    rotations from a tenth of it, and over more and more patches, so that they do not end a turn too far.
 
     It works on the CPU in float64, on copies; parameters that do not require gradients stay as they are. If it
     fails, the target is left as it was.
@@ -163,5 +164,5 @@ def _nothing_in_common(
 
     return (
         f"translate: {ways(sources, spoken)}; {ways(targets, able)}: nothing in common. What one says to tokens,"
-        " or by rotations, the other can say to logits only for tokens that are known: give whole models, and images"
+        " or by rotations, the other can say to logits only for tokens that are known: give a model, and images"
     )
