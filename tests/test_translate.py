@@ -1,7 +1,6 @@
 """Encodings that start from others: against a design matrix written out, and against all pairs measured."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import timm
@@ -10,7 +9,7 @@ from torch import nn
 
 from whereformer import Grid, InputError, equip, parse, translate
 from whereformer.adapters import start_from
-from whereformer.encodings import IRPE, PEG, Learned, LookHere, RoPEAxial, RoPEMixed, SinCos2D, Swin
+from whereformer.encodings import LookHere, RoPEAxial, RoPEMixed, SinCos2D, Swin
 from whereformer.translation import Part, Translation
 from whereformer.translation.meaning import Meaning
 from whereformer.translation.pairs import Pairs
@@ -172,7 +171,7 @@ def test_what_rotations_lose_is_measured_over_all_pairs():
     [
         ("alibi2d", "kerple(kernel='power')", 0.02),
         ("alibi2d", "kerple", 0.1),
-        ("kerple", "dpb", 0.2),
+        ("kerple", "dpb(width=4)", 0.2),
         ("sincos2d", "learnable_fourier(features=16)", 0.2),
     ],
 )
@@ -236,8 +235,9 @@ def test_what_does_not_learn_stays():
     before = target.rows.clone()
     translate(make("decomposed", grid, 0), target)
     assert torch.equal(target.rows, before)
+    source, target = make("swin", grid, 0), make("alibi2d", grid)
     state = torch.random.get_rng_state()
-    found = translate(make("swin", grid, 0), make("alibi2d", grid))  # has nothing to learn: a comparison
+    found = translate(source, target)  # has nothing to learn: a comparison
     assert found.lost > 0.1
     assert torch.equal(torch.random.get_rng_state(), state)
 
@@ -253,7 +253,6 @@ def test_the_report_says_what_was_lost():
     found = translate(make("irpe(on='qkv')", grid, 0), make("irpe(on='k', index='clip', beta=5)", grid))
     assert found.lost == pytest.approx(1)
     text = str(found)
-    assert "queries (what queries make of it): lost 0 %" in text or "queries" in text
     assert "values (added to values): lost 100 % (R² 0.0000)" in text
     assert parts(found)["queries"].r2 == pytest.approx(1)
 
@@ -286,7 +285,7 @@ def test_bad_arguments():
         ([], swin, {}, r"source=\[\]"),
         (Swin(DIM, HEADS, Grid(3, 4, frames=2)), swin, {}, "other axes"),
         (swin, LookHere(DIM, HEADS, grid), {}, "which layer"),
-        (swin, swin.to("meta"), {}, "meta device"),
+        (swin, copy.deepcopy(swin).to("meta"), {}, "meta device"),
     ]:
         with pytest.raises(InputError, match=said):
             translate(source, target, **options)
@@ -368,7 +367,7 @@ def test_a_table_that_stays_leaves_nothing_to_say():
     found = translate(original, "learned + irpe(on='qkv')", images=images(1))
     assert found.now < 1e-6
     assert found.tokens.lost < 1e-6
-    assert all(float(p.abs().max()) < 1e-5 for p in original.blocks[0].attn.encodings.parameters())
+    assert all(float(p.detach().abs().max()) < 1e-5 for p in original.blocks[0].attn.encodings.parameters())
 
 
 def test_an_equipped_model_gives_what_it_has_to_another():
@@ -384,7 +383,7 @@ def test_an_equipped_model_gives_what_it_has_to_another():
 
 def test_tokens_need_no_images():
     original = model()
-    found = translate(original, "vit2d")
+    found = translate(original, "pix2struct")
     assert found.now is None
     assert found.tokens.lost < 1e-5  # a sum of what rows and columns say is what sinusoids are
     assert apart(original, model(), images(1)) < 1e-4
@@ -408,15 +407,8 @@ def test_what_fails_leaves_the_model_as_it_was():
 
 def test_meaning_of_silent_parts_is_left_out():
     grid = Grid(3, 4)
-    meaning = Meaning(grid, make("swin", grid), by_offset=True)
+    meaning = Meaning(grid, make("swin", grid), by_offset=False)
     ways = {"learned": ["tokens"], "swin": ["bias"], "irpe": ["queries"], "huang(method=2)": ["products"]}
     ways |= {"peg": ["tokens", "convolution"], "lepe": ["own values"], "irpe(on='v')": ["values"]}
     for text, expected in ways.items():
         assert meaning.parts([make(text, grid, 0)]) == expected
-    assert all(a != b for a, b in pairwise(ways))
-
-
-def test_types_are_what_they_say():
-    grid = Grid(3, 4)
-    for cls in (IRPE, PEG, Learned):
-        assert isinstance(translate(cls(DIM, HEADS, grid), cls(DIM, HEADS, grid)), Translation)

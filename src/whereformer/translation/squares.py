@@ -118,7 +118,7 @@ def nearest(problem: Problem, first: Problem, unwind: Sequence[Problem] = ()) ->
     for damping in (0.01,) if unwind else (0.01, 10.0):  # a bold first step, and a careful one
         problem.place([s * 0.1 if unwind else s for s in start])
         for stage in unwind:
-            descend(stage, damping, 20)
+            descend(stage, damping, 20, 1e-6)
         loss = descend(problem, damping)
         if loss < least:
             best, least = [parameter.detach().clone() for parameter in problem.parameters], loss
@@ -205,8 +205,12 @@ def _diagonal(problem: Problem, slope: Slope, draws: int = 8) -> Vector:
     return [torch.where(t > 1e-14 * most, t, torch.full_like(t, most or 1.0)) for t in total]
 
 
-def descend(problem: Problem, damping: float, steps: int = 60) -> float:
+def descend(problem: Problem, damping: float, steps: int = 60, enough: float = 1e-24) -> float:
     """Levenberg and Marquardt's way down from the parameters as they are, for what is not linear in them.
+
+    Args:
+        damping: of the first step.
+        enough: the distance, relative to what is wanted, at which to stop.
 
     Returns:
         how far from what is wanted they end.
@@ -214,6 +218,7 @@ def descend(problem: Problem, damping: float, steps: int = 60) -> float:
     slope = Slope(problem)
     residual = problem.residual(slope.said)
     loss, slow, failed = problem.loss(residual), 0, 0
+    enough *= problem.loss(problem.wanted)
     for _ in range(steps):
         before = [parameter.detach().clone() for parameter in problem.parameters]
         step = solve(problem, slope, residual, damping, 40, 1e-3 if damping > 1e-8 else 1e-8)
@@ -223,15 +228,15 @@ def descend(problem: Problem, damping: float, steps: int = 60) -> float:
         new = problem.loss(moved)
         if not new < loss:  # also if it is not a number
             problem.place(before)
-            damping, failed = damping * 8, failed + 1
-            if failed == 8:
+            damping, failed = damping * 10, failed + 1
+            if failed == 7:
                 break
             slope = Slope(problem)
             continue
         failed = 0
-        slow = slow + 1 if new > (1 - 1e-4) * loss else 0
+        slow = slow + 1 if new > (1 - 1e-3) * loss else 0
         residual, loss, damping = moved, new, max(damping / 8, 1e-12)
-        if slow > 3 or loss == 0:
+        if slow > 2 or loss <= enough:
             break
         slope = Slope(problem)
     return loss
