@@ -171,7 +171,7 @@ def test_what_rotations_lose_is_measured_over_all_pairs():
     [
         ("alibi2d", "kerple(kernel='power')", 0.02),
         ("alibi2d", "kerple", 0.1),
-        ("kerple", "dpb(width=4)", 0.2),
+        ("kerple", "dpb", 0.2),
         ("sincos2d", "learnable_fourier(features=16)", 0.2),
     ],
 )
