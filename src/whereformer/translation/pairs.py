@@ -28,7 +28,7 @@ class Pairs:
         """Patches that are as far apart are alike: those in the corners see every offset there is.
 
         >>> Pairs.by_offset(Grid(1, 3)).like.tolist()
-        [[0, 1, 2], [4, 0, 1], [5, 4, 0]]
+        [[0, 1, 2], [4, 0, 1], [3, 4, 0]]
         """
         size, at = grid.size, grid.coords()
         corners = torch.tensor([number for number, _ in _corners(grid)])
