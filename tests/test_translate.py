@@ -177,7 +177,7 @@ def test_what_rotations_lose_is_measured_over_all_pairs():
     [
         ("alibi2d", "kerple(kernel='power')", 0.02),
         ("alibi2d", "kerple", 0.1),
-        ("alibi2d", "fire(hidden=4)", 0.3),
+        ("alibi2d", "fire(hidden=2)", 0.5),
         ("sincos2d", "learnable_fourier(features=8)", 0.5),
     ],
 )

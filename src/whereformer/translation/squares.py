@@ -112,7 +112,7 @@ def nearest(problem: Problem, first: Problem, unwind: Sequence[Problem] = ()) ->
     if is_linear(first):
         for stage in (first, problem):
             slope = Slope(stage)
-            stage.move(solve(stage, slope, stage.residual(slope.said), 0.0, 3000, 1e-14))
+            stage.move(solve(stage, slope, stage.residual(slope.said), 0.0, 3000, 1e-13))
         return
     best, least = start, math.inf
     for damping in (0.01,) if unwind else (0.01, 10.0):  # a bold first step, and a careful one
@@ -167,7 +167,7 @@ def solve(
         first = max(first, sum(float((w * w / d).sum()) for w, d in zip(whole, scale, strict=True)))
     least, since = size, 0
     for _ in range(steps):
-        if size <= tolerance**2 * first or since > 10 or size == 0:
+        if size <= tolerance**2 * first or since > 100 or size == 0:
             break
         seen = slope.times(ahead)
         bend = dot(seen, problem.weighed(seen))
