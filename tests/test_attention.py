@@ -25,8 +25,9 @@ from whereformer import (
     Scores,
     attention,
     backends,
+    parse,
 )
-from whereformer.backends import sdpa
+from whereformer.backends import kernel, sdpa
 from whereformer.backends.call import Call
 from whereformer.encodings import IRPE, Learned
 from whereformer.forms import Bias, Forms
@@ -440,6 +441,35 @@ def test_attention_compiles_whole_with_masks(saying: str) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "reference",
+        "sdpa",
+        pytest.param("cpu", marks=pytest.mark.skipif(bool(kernel.missing()), reason="no kernel")),
+    ],
+)
+@pytest.mark.parametrize("width", [5, 20])
+@pytest.mark.parametrize("text", ["none", "irpe(on='qk')", "rope_axial + decomposed"])
+def test_values_of_another_width(text: str, width: int, backend: str) -> None:
+    """Attention with the identity for values is the weights; any values are multiplied with them."""
+    encodings = [make(HEADS * HEAD_DIM, HEADS, GRID) for make in parse(text)]
+    for parameter in itertools.chain.from_iterable(e.parameters() for e in encodings):
+        torch.nn.init.normal_(parameter)
+    q, k = (leaf(BATCH, HEADS, TOKENS, HEAD_DIM) for _ in range(2))
+    v = leaf(BATCH, HEADS, TOKENS, width)
+    identity = torch.eye(TOKENS, dtype=v.dtype).expand(BATCH, HEADS, TOKENS, TOKENS)
+    expected = attention(q, k, identity, GRID, encodings, backend="reference") @ v
+    if backend == "cpu":
+        q, k, v = (x.detach().float().requires_grad_() for x in (q, k, v))
+        encodings = [encoding.float() for encoding in encodings]
+        out = attention(q, k, v, GRID, encodings, backend=backend)
+        torch.testing.assert_close(out, expected.float(), rtol=1e-4, atol=1e-5)
+        return
+    out = attention(q, k, v, GRID, encodings, backend=backend)
+    same_gradients(out, expected, {"q": q, "k": k, "v": v})
+
+
 X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
 
 
@@ -448,6 +478,8 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
     [
         (lambda: attention(X[0], X, X, GRID), r"q \(3, 7, 8\), expected \[batch, heads, tokens, head_dim\]"),
         (lambda: attention(X, X[..., :4], X, GRID), "k is .*expected the same"),
+        (lambda: attention(X, X, X[..., :4], GRID, [IRPE(24, 3, GRID, on="v")]), "IRPE .* values of 8 .* v has 4"),
+        (lambda: attention(X, X, X[:, :2], GRID), "v is .*expected the same"),
         (lambda: attention(X, X, X.double(), GRID), "v is .*float64, but q .*float32"),
         (lambda: attention(X, X, X, Grid(3, 2)), r"q has 7 tokens, .* holds 0 \+ 3 \* 2 = 6"),
         (lambda: attention(X, X, X, (2, 3)), r"grid=\(2, 3\), expected a whereformer.Grid"),  # pyright: ignore

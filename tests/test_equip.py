@@ -118,7 +118,7 @@ def test_keep_own():
     equip(model, "irpe", keep_own=True)
     assert model.pos_embed is table
     torch.testing.assert_close(model(images()), before, rtol=1e-5, atol=1e-6)
-    assert describe(model).own_table == (17, 24)
+    assert describe(model).own == (("pos_embed", 17 * 24),)
 
 
 def test_without_positions_it_is_timm_with_masks_and_causal_too():
@@ -448,16 +448,19 @@ def encodings_of(model):
     return [module for module in model.modules() if isinstance(module, PositionEncoding)]
 
 
+class OwnAttention(timm.layers.Attention):
+    """It may do what it likes."""
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: nn.Linear(2, 2), "Linear is not a timm VisionTransformer"),
+        (lambda: nn.Linear(2, 2), "Linear is none of the models that are known"),
         (lambda: torch.compile(small()), "before torch.compile"),
         (lambda: equip(small(), "learned"), "has 'learned' already"),
         (lambda: small(embed_layer=partial(timm.layers.PatchEmbed, strict_img_size=False)),
          "dynamic_img_size=True"),
-        (lambda: small("vit_huge_patch14_gap_224", block_fn=timm.models.vision_transformer.ParallelScalingBlock),
-         "ParallelScalingBlock without timm's Attention"),
+        (lambda: small(attn_layer=OwnAttention), "a Block, which has none that takes it"),
     ],
 )  # fmt: skip
 def test_models_that_cannot(make, match):
@@ -472,7 +475,7 @@ def test_an_encoding_that_asks_for_a_block_that_is_not_there():
 
     model = small()
     before = snapshot(model)
-    with pytest.raises(InputError, match="block 3 of 3"):
+    with pytest.raises(InputError, match="block 3 of the 3"):
         equip(model, Late)
     assert snapshot(model) == before
 
@@ -517,7 +520,7 @@ def test_an_encoding_that_speaks_twice_is_one_module_in_two_places():
 def test_describe_says_what_sits_where():
     found = describe(equip(small(), "learned + irpe(on='qkv') + peg(after=(0, 1))"))
     assert found.grid == Grid(4, 4, 1)
-    assert found.own_table is None
+    assert found.own == ()
     assert [seat.where for seat in found.seats] == [
         "", "blocks.0.attn", "blocks.1", "blocks.1.attn", "blocks.2", "blocks.2.attn",
     ]  # fmt: skip

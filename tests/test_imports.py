@@ -119,6 +119,7 @@ def test_public_names() -> None:
         "load_checkpoint",
         "parse",
         "translate",
+        "unequip",
     ]
     for name in whereformer.__all__:
         assert hasattr(whereformer, name)

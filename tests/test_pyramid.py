@@ -128,13 +128,13 @@ def test_keep_own_and_none(twins):
     model = twins()
     before = model(images())
     both = equip(copy.deepcopy(model), "peg", keep_own=True)
-    assert describe(both).own_convolutions == sum(10 * dim for dim in DIMS)
-    assert "own position convolutions: 800 parameters" in str(describe(both))
+    assert describe(both).own == (("pos_block", sum(10 * dim for dim in DIMS)),)
+    assert "own position encoding: pos_block (800 parameters)" in str(describe(both))
     for peg in pegs(both):
         nn.init.zeros_(peg.weight)
     torch.testing.assert_close(both(images()), before)
     none = equip(model, "none")
-    assert describe(none).own_convolutions == 0
+    assert describe(none).own == ()
     assert not [name for name in none.state_dict() if "pos_block" in name or "encodings" in name]
     assert (none(images()) - before).abs().max() > 1e-3
 
@@ -274,7 +274,7 @@ def test_dtype_mode_and_device_are_taken_over(pyramid):
 def test_describe():
     found = describe(equip(small("pcpvt"), "peg"))
     assert found.grid == Grid(16, 16)
-    assert found.own_table is None
+    assert found.own == ()
     assert [(seat.where, seat.grid, seat.parameters) for seat in found.seats] == [
         (f"blocks.{i}.1", Grid(16 >> i, 16 >> i), 10 * dim) for i, dim in enumerate(DIMS)
     ]
@@ -306,7 +306,7 @@ class Late(PositionEncoding):
 @pytest.mark.parametrize(
     ("encoding", "match"),
     [
-        ("peg + irpe", "irpe speaks in attention, but .* takes encodings of tokens only"),
+        ("peg + irpe", "irpe speaks in attention, but block 0 .* has none that takes it"),
         ("peg(after=1)", "after=1, but of 2 blocks"),
         ("no_such", "unknown encoding 'no_such'"),
         ([PEG, Exploding], "no memory left"),

@@ -35,7 +35,7 @@ def attention(
 
     Args:
         q, k, v: [batch, heads, tokens, head_dim], of one dtype; q is not yet scaled. k and v have the tokens of
-            `keys`.
+            `keys`. v may have another head_dim, if no encoding speaks of values.
         grid: where the tokens are; or, for several images in one tensor, `Packed` or `Padded`, and attention then
             stays within each image.
         encodings: whose rotations, biases and value terms take part, in this order; what they say of tokens
@@ -51,7 +51,7 @@ def attention(
             explicit backend that cannot serve raises.
 
     Returns:
-        [batch, heads, tokens, head_dim].
+        [batch, heads, tokens, head_dim], of v.
 
     >>> import torch
     >>> q = k = v = torch.ones(1, 2, 7, 4)
@@ -61,9 +61,28 @@ def attention(
     encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
-    forms, call = _said(q, k, v, grid, keys, encodings, mask, dropout)
+    forms, call = said(q, k, v, grid, keys, encodings, mask, dropout)
     attend = backends.choose(backend, forms, call) or reference
     return attend(q, k, v, forms, call.mask, dropout)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    grid: Grid,
+    encodings: Iterable[PositionEncoding] = (),
+    *,
+    keys: Grid | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """What `attention` multiplies values with: [batch, heads, queries, keys], each row a distribution.
+
+    Args:
+        q, k, grid, encodings, keys, mask: as in `attention`, of one image in a tensor.
+    """
+    encodings, keys = _taken_in(q, k, k, grid, encodings, keys)
+    forms, call = said(q, k, k, grid, keys, encodings, mask, 0.0)
+    return _weights(q, k, forms, call.mask)
 
 
 def explain(
@@ -88,7 +107,7 @@ def explain(
     sdpa (not cpu: float64, where it computes in float32 and bfloat16)
     """
     encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
-    return backends.choice("auto", *_said(q, k, v, grid, keys, encodings, mask, dropout))
+    return backends.choice("auto", *said(q, k, v, grid, keys, encodings, mask, dropout))
 
 
 def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]) -> Tensor:
@@ -118,16 +137,19 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
 
 def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
     """The definition of attention with positions; every backend must agree with it. q is not yet scaled."""
-    turned_q, turned_k = forms.turn(q, k)
-    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
-    for bias in forms.biases:
-        logits = logits + bias.dense().to(logits.dtype)
-    weights = logits.softmax(-1) if mask is None else mask.softmax(logits)
-    weights = F.dropout(weights, dropout)
+    weights = F.dropout(_weights(q, k, forms, mask), dropout)
     out = weights @ v
     for term in forms.values:
         out = out + term.dense(weights).to(out.dtype)
     return out
+
+
+def _weights(q: Tensor, k: Tensor, forms: Forms, mask: Mask | None) -> Tensor:
+    turned_q, turned_k = forms.turn(q, k)
+    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
+    for bias in forms.biases:
+        logits = logits + bias.dense().to(logits.dtype)
+    return logits.softmax(-1) if mask is None else mask.softmax(logits)
 
 
 def _of_each(
@@ -167,7 +189,7 @@ def _taken_in(
     return found, grid if keys is None or keys == grid else keys
 
 
-def _said(
+def said(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -243,7 +265,7 @@ def _check(
     shape, dtype = q.shape, q.dtype
     for name, x, grid in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
         found = x.shape
-        wanted = shape if keys is queries else (*shape[:2], found[-2], shape[-1])
+        wanted = (*shape[:2], shape[2] if keys is queries else found[2], found[3] if x is v else shape[3])
         if found != wanted or x.dtype != dtype:
             raise InputError(
                 f"{name} is {tuple(found)} {x.dtype}, but q is {tuple(shape)} {dtype}: expected the same"
@@ -267,6 +289,10 @@ def _check(
             raise InputError(
                 f"{type(e).__name__} was built for {e.num_heads} heads of {e.head_dim} features,"
                 f" but q has {heads} of {head_dim}"
+            )
+        if v.shape[-1] != head_dim and "values" in e.moments():
+            raise InputError(
+                f"{type(e).__name__} speaks of values of {head_dim} features a head, but v has {v.shape[-1]}"
             )
     if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"dropout={dropout!r}, expected a probability, 0 <= dropout < 1")

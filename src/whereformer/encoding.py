@@ -35,6 +35,8 @@ class PositionEncoding(nn.Module):
     """Whether queries and keys may lie on two grids."""
     by_offset: bool = True
     """Whether what it says to attention depends on offsets alone: not on where a query and a key lie together."""
+    by_size: bool = True
+    """Whether what it says to attention may depend on the size of the grid: then padding changes it."""
     keeps_norms: bool = True
     """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from whereformer.adapters.describe import describe, home_of
+from whereformer.adapters.describe import describe, equipped
 from whereformer.encodings import IRPE, Learned
 from whereformer.errors import InputError
 
@@ -34,7 +34,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike[str] | Mapping[s
         InputError: keys are missing, unexpected or of another shape (all are named), or the file was written for
             another encoding.
     """
-    home_of(model, "load_checkpoint")
+    equipped(model, "load_checkpoint")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("load_checkpoint: the model is on the meta device; give it memory first: model.to_empty")
     given, written_for = _read(source)

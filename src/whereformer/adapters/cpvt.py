@@ -36,7 +36,7 @@ def cpvt(
     >>> from whereformer import describe
     >>> print(describe(cpvt("tiny", gap=True, after=0, num_classes=10)))
     EquippedVisionTransformer on Grid(height=14, width=14, prefix=0)
-      own position table: none
+      own position encoding: none
       blocks.1: PEG(after=(0,), kernel_size=3), speaks at: tokens, parameters: 1,920
     """
     if size not in SIZES:

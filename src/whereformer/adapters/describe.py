@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import nn
 
+from whereformer.adapters.behaviours import EquippedAttention, EquippedModel
 from whereformer.attention import explain
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -40,8 +40,7 @@ class Description:
     Args:
         model: the model's class.
         grid: home grid, in a pyramid that of its first stage.
-        own_table: shape of the model's own position table, None if it has none.
-        own_convolutions: how many numbers the model's own position convolutions (those of Twins) learn.
+        own: what the model itself still says of where tokens are: a name, and how many numbers it learns.
         seats: every encoding, in the order in which tokens come by.
         attentions: the name of every attention that holds encodings, and which backend it takes for one image on
             the home grid, without a mask, as the model is now: its device, its dtype, in training or not.
@@ -49,16 +48,13 @@ class Description:
 
     model: str
     grid: Grid
-    own_table: tuple[int, ...] | None
-    own_convolutions: int
+    own: tuple[tuple[str, int], ...]
     seats: tuple[Seat, ...]
     attentions: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        own = "none" if self.own_table is None else " x ".join(map(str, self.own_table))
-        lines = [f"{self.model} on {self.grid}", f"  own position table: {own}"]
-        if self.own_convolutions:
-            lines.append(f"  own position convolutions: {self.own_convolutions:,} parameters")
+        own = ", ".join(f"{name} ({count:,} parameters)" for name, count in self.own) or "none"
+        lines = [f"{self.model} on {self.grid}", f"  own position encoding: {own}"]
         same: dict[tuple[object, ...], list[Seat]] = {}
         for seat in self.seats:
             kind = (seat.encoding, seat.parameters, seat.grid, re.sub(r"\d+", "N", seat.where))
@@ -85,7 +81,8 @@ def describe(model: nn.Module) -> Description:
     Raises:
         InputError: the model is not equipped.
     """
-    home = home_of(model, "describe")
+    model = equipped(model, "describe")
+    home = model.home_grid
     seats = [
         Seat(
             where=name.rpartition(".encodings.")[0],
@@ -98,40 +95,48 @@ def describe(model: nn.Module) -> Description:
         if isinstance(module, PositionEncoding)
     ]
     seats.sort(key=lambda seat: [int(part) if part.isdigit() else part for part in seat.where.split(".")])
-    table = getattr(model, "pos_embed", None)
-    convolutions = getattr(model, "pos_block", None)
     return Description(
         model=type(model).__name__,
         grid=home,
-        own_table=None if table is None else tuple(table.shape[1:]),
-        own_convolutions=0 if convolutions is None else _count(convolutions),
+        own=tuple(_own(model)),
         seats=tuple(seats),
         attentions=tuple(_attentions(model)),
     )
 
 
+def _own(model: EquippedModel) -> Iterator[tuple[str, int]]:
+    replaced = {(id(module), name) for module, name, _ in model.before}
+    for path in model.own:
+        where, _, name = path.rpartition(".")
+        module = model.get_submodule(where)
+        if (id(module), name) not in replaced and (value := getattr(module, name, None)) is not None:
+            yield path, _count(value) if isinstance(value, nn.Module) else getattr(value, "numel", int)()
+
+
 @torch.no_grad()
 def _attentions(model: nn.Module) -> Iterator[tuple[str, str]]:
     for name, module in model.named_modules():
-        if not hasattr(module, "attn_drop") or not isinstance(getattr(module, "encodings", None), nn.ModuleList):
+        if not isinstance(module, EquippedAttention):
             continue
-        held = [e for e in cast(nn.ModuleList, module.encodings) if isinstance(e, PositionEncoding)]
-        first, like = held[0], next(module.parameters())
-        x = like.new_zeros(1, first.num_heads, first.grid.tokens, first.head_dim)
-        dropout = cast(nn.Dropout, module.attn_drop).p if module.training else 0.0
-        yield name, str(explain(x, x, x, first.grid, held, dropout=dropout))
+        if not (encodings := list(module.inside())):
+            continue
+        first, like = encodings[0], next(module.parameters())
+        queries, keys = module.grids(module, module.home)
+        q, k = (like.new_zeros(1, first.num_heads, grid.tokens, first.head_dim) for grid in (queries, keys))
+        dropout = getattr(module, "attn_drop", None)
+        p = dropout.p if isinstance(dropout, nn.Dropout) and module.training else 0.0
+        yield name, str(explain(q, k, k, queries, encodings, keys=keys, dropout=p))
 
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def home_of(model: nn.Module, asked_by: str) -> Grid:
-    """The home grid of an equipped model; what is not equipped is refused in the name of the function asked."""
-    home = getattr(model, "home_grid", None)
-    if not isinstance(home, Grid):
+def equipped(model: nn.Module, asked_by: str) -> EquippedModel:
+    """The model, if it is equipped; another is refused in the name of the function asked."""
+    if not isinstance(model, EquippedModel):
         raise InputError(
             f"{asked_by}: {type(model).__name__} is not equipped; call whereformer.equip first"
             " (and give the model inside DDP or torch.compile: .module, ._orig_mod)"
         )
-    return home
+    return model

@@ -1,60 +1,181 @@
-"""Give a model another encoding."""
+"""Give a model another encoding, and take it back."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from whereformer.catalog import Factory, parse
+from whereformer.adapters.behaviours import (
+    EquippedAttention,
+    EquippedBlock,
+    EquippedBlockThatAttends,
+    EquippedEntry,
+    EquippedModel,
+)
+from whereformer.adapters.find import host_of, refuse_wrapped
+from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
+from whereformer.adapters.multihead import EquippedMultiheadAttention
+from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
+from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
+from whereformer.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def equip(model: Model, encoding: str | Factory | Sequence[Factory], *, keep_own: bool = False) -> Model:
-    """Give a timm vision transformer another position encoding, in place; weights and their names stay.
+def equip(
+    model: Model,
+    encoding: Encoding | Mapping[Blocks, Encoding],
+    *,
+    keep_own: bool = False,
+    share: bool = False,
+    grid: Grid | None = None,
+    host: Host | None = None,
+) -> Model:
+    """Give a vision transformer another position encoding, in place; weights and their names stay.
 
-    Its own position table is removed (but if "learned" is among the encodings, that one starts from it), unless
-    `keep_own`. If anything fails, the model is left as it was.
+    What the model itself says of where tokens are is removed, unless `keep_own`; an encoding of that very kind
+    ("learned" in a ViT, "swin" in a Swin, "peg" in Twins) starts from it. If anything fails, the model is left as
+    it was. `unequip` takes it all back.
 
     In a pyramid each stage is a transformer of its own: an encoding stands in every stage where it would stand in
-    a model of that depth, in the stage's width and on its grid, so that "peg" is one PEG after the first block of
-    each stage (Twins, CPVT). Twins' own ones are removed, and a PEG in their place starts from them. Pyramids take
-    encodings of tokens only.
+    a model of that depth, in the stage's width and on its grid. Where attention stays within windows, encodings
+    speak on the grid of a window.
 
     Args:
-        model: a timm `VisionTransformer` (ViT, DeiT, distilled DeiT, DeiT-III, CLIP and DINOv2 towers ...), or
-            a pyramid: timm's `Twins`, `PyramidVisionTransformerV2`.
+        model: of timm, transformers or torchvision, or any with a `host`.
         encoding: a text for `whereformer.parse`, such as "learned + irpe(on='qkv')"; or an encoding class, a
-            `functools.partial` of one, or a sequence of these.
-        keep_own: keep the model's own position table, or convolutions, as well.
+            `functools.partial` of one, or a sequence of these; or different ones for different blocks,
+            {range(0, 6): "rope_axial", (6, 7): "irpe"}, counted from 0 through the model: those named together are
+            taken as a transformer of their own.
+        keep_own: keep what the model itself says as well.
+        share: one encoding, with one set of parameters, for all blocks of a stage; else each has its own.
+        grid: the home grid, for what does not know it: torch's `nn.MultiheadAttention`, `nn.TransformerEncoder`
+            and its layers. Their tokens are taken to lie there until `model.set_grid(grid)` says otherwise.
+        host: where the parts of the model are, if it is none that is known.
 
     Returns:
         the same model.
 
     Raises:
-        InputError: the model is of another kind, or the encoding does not fit it.
+        InputError: the model is of an unknown kind, or the encoding does not fit it.
     """
-    try:
-        from whereformer.adapters import timm, timm_pyramid
-    except ModuleNotFoundError as error:
-        raise InputError(f'equip needs {error.name}: pip install "whereformer[lab]"') from None
-    host = timm_pyramid if isinstance(model, timm_pyramid.Pyramid) else timm
-    host.equip(model, _factories(encoding), keep_own=keep_own)
+    if isinstance(model, EquippedModel):
+        raise InputError(f"equip: the model has {model.encoding!r} already; whereformer.unequip it first")
+    host = host_of(model, grid) if host is None else host
+    like = next(p for p in model.parameters() if p.is_floating_point())
+    text = spelled(encoding)
+    stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
+    first = stages[0][0].tokens if host.holds_first or host.first is not None else []
+    if host.check_first is not None:
+        host.check_first(first)
+    names = {id(module): name for name, module in model.named_modules()}
+    own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
+
+    place = Place(host.stages[0].grid)
+    heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
+    changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
+    changes += () if keep_own else host.own
+    before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
+    if first:
+        stages[0][0].tokens = []
+    for stage, seats in zip(host.stages, stages, strict=True):
+        for seat in seats:
+            _fill(seat, place, stage)
+    if host.first is not None:
+        behaviour = host.first_behaviour or EquippedBlock
+        _swap_block(host.first, first, place, host.stages[0].layout, behaviour)
+    if host.entry is not None:
+        module, grid_of = host.entry
+        swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
+    for module, behaviour in host.swaps:
+        swap_class(module, behaviour, place=place)
+    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
+    if host.holds_first:
+        mine["encodings"] = _modules(first, model)
+    swap_class(model, host.behaviour or EquippedModel, **mine)
     return model
 
 
-def _factories(encoding: str | Factory | Sequence[Factory]) -> list[Factory]:
-    if isinstance(encoding, str):
-        return list(parse(encoding))
-    factories = list(encoding) if isinstance(encoding, Sequence) else [encoding]
-    for factory in factories:
-        if isinstance(factory, PositionEncoding):
-            raise InputError(
-                f"encoding: {type(factory).__name__} is built already, but each block gets its own: give"
-                " the class, or a functools.partial of it"
-            )
-    if not factories or not all(callable(factory) for factory in factories):
-        raise InputError(f"encoding={encoding!r}, expected a text, an encoding class, or a sequence of classes")
-    return factories
+def unequip(model: Model) -> Model:
+    """Take back what `equip` did, in place: what the model said itself is there again, with its weights of then.
+
+    Raises:
+        InputError: the model is not equipped, or something else has changed it since then.
+    """
+    refuse_wrapped(model, "unequip")
+    if not isinstance(model, EquippedModel):
+        raise InputError(f"unequip: {type(model).__name__} is not equipped")
+    modules = [module for module in model.modules() if isinstance(module, Equipped)]
+    for module in modules:
+        if not is_outermost(module):
+            raise InputError(f"unequip: something else changed the class of a {type(module).__name__} since then")
+    like, before = next(p for p in model.parameters() if p.is_floating_point()), model.before
+    if not like.is_meta and any(tensor.is_meta for _, _, value in before for tensor in _tensors(value)):
+        raise InputError(
+            "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
+        )
+    for module in modules:
+        while isinstance(module, Equipped):
+            swap_back(module)
+    for module, name, value in reversed(before):
+        put(module, name, value)
+        if isinstance(value, nn.Module):
+            value.to(like.device, like.dtype).train(model.training)
+        elif isinstance(value, Tensor):
+            value.data = value.data.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+    return model
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _fill(seat: Seat, place: Place, stage: Stage) -> None:
+    block, layout = seat.block, stage.layout
+    speaking = [heard for heard in seat.attentions if heard.encodings]
+    if block.behaviour is EquippedBlockThatAttends:
+        (heard,) = seat.attentions
+        both = list(dict.fromkeys([*seat.tokens, *heard.encodings]))
+        more = {"grids": heard.attention.grids, "home": heard.attention.home or stage.grid}
+        _swap_block(block.module, both, place, layout, block.behaviour, **more)
+        return
+    for heard in speaking:
+        attention = heard.attention
+        swap_class(
+            attention.module,
+            attention.behaviour or _behaviour(attention.module),
+            encodings=_modules(heard.encodings, attention.module),
+            place=place,
+            grids=attention.grids,
+            home=attention.home or stage.grid,
+        )
+    attentions = [heard.attention.module for heard in speaking]
+    if block.module in attentions or not (layout is TOKENS or seat.tokens or attentions):
+        return  # an attention alone; or a block that is told the grid, and is silent
+    _swap_block(block.module, seat.tokens, place, layout, block.behaviour or EquippedBlock)
+
+
+def _swap_block(
+    module: nn.Module,
+    tokens: Sequence[PositionEncoding],
+    place: Place,
+    layout: Layout,
+    behaviour: type[Equipped] = EquippedBlock,
+    **more: Any,
+) -> None:
+    held = _modules(tokens, module)
+    mine = {"encodings": held, "place": place, "layout": layout, "grad_checkpointing": False, **more}
+    swap_class(module, behaviour, **mine)
+
+
+def _behaviour(module: nn.Module) -> type[EquippedAttention]:
+    return EquippedMultiheadAttention if isinstance(module, nn.MultiheadAttention) else EquippedAttention
+
+
+def _modules(encodings: Sequence[PositionEncoding], like: nn.Module) -> nn.ModuleList:
+    return nn.ModuleList(encodings).train(like.training)

@@ -3,27 +3,86 @@
 import functools
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Equipped:
     """Base of behaviours that `swap_class` mixes in; instances copy and pickle like those of ordinary classes."""
 
+    @staticmethod
+    def named(original: type[nn.Module]) -> str:
+        """What the class of a module of class `original` is called that behaves so."""
+        return f"Equipped{original.__name__}"
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        behaviour, original = type(self).__bases__
-        return _blank, (behaviour, original), self.__dict__
+        return _blank, tuple(_layers(type(self))), self.__dict__
 
 
-def swap_class(module: nn.Module, behaviour: type[Equipped]) -> None:
-    """Let `module` behave as `behaviour` before its own class."""
+def swap_class(module: nn.Module, behaviour: type[Equipped], **attributes: Any) -> None:
+    """Let `module` behave as `behaviour` before its own class, which needs these attributes."""
     module.__class__ = _mixed(behaviour, type(module))
+    brought = tuple(name for name in attributes if name not in module.__dict__)
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    module.__dict__["_brought"] = brought, module.__dict__.get("_brought")
+
+
+def swap_back(module: nn.Module) -> None:
+    """The reverse of `swap_class`."""
+    names, before = module.__dict__.pop("_brought")
+    for name in names:
+        delattr(module, name)
+    if before is not None:
+        module.__dict__["_brought"] = before
+    module.__class__ = type(module).__bases__[1]
+
+
+def is_outermost(module: nn.Module) -> bool:
+    """Whether nothing changed the module's class after `swap_class`."""
+    return issubclass(type(module).__bases__[0], Equipped)
+
+
+MISSING = object()
+"""In the place of an attribute that is not there."""
+
+
+def put(module: nn.Module, name: str, value: Any) -> Any:
+    """Set an attribute of any kind to a value of any kind, or to `MISSING`; returns what was there.
+
+    A parameter, buffer or module keeps its place in their order while something of another kind stands for it.
+    """
+    own, kinds = module.__dict__, _KINDS.items()
+    register, kind = next(((own[r], kind) for r, kind in kinds if name in own[r]), (own, object))
+    before = own.pop(name) if name in own else register.get(name, MISSING)
+    if register is not own and (value is None or isinstance(value, kind)):
+        register[name] = value
+    elif register is not own and value is MISSING:
+        del register[name]
+    elif register is not own:
+        register[name] = None
+        own[name] = value  # is looked at first
+    elif value is not MISSING:
+        setattr(module, name, value)
+    return before
+
+
+_KINDS = {"_parameters": nn.Parameter, "_buffers": Tensor, "_modules": nn.Module}
 
 
 @functools.cache
 def _mixed(behaviour: type[Equipped], original: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Equipped{original.__name__}", (behaviour, original), {"__module__": original.__module__})
+    return type(behaviour.named(original), (behaviour, original), {"__module__": original.__module__})
 
 
-def _blank(behaviour: type[Equipped], original: type[nn.Module]) -> nn.Module:
-    cls = _mixed(behaviour, original)
+def _layers(cls: type) -> list[type]:
+    """The class under all behaviours, then these, the innermost first."""
+    if not issubclass(cls, Equipped):
+        return [cls]
+    behaviour, original = cls.__bases__
+    return [*_layers(original), behaviour]
+
+
+def _blank(cls: type[nn.Module], *behaviours: type[Equipped]) -> nn.Module:
+    for behaviour in behaviours:
+        cls = _mixed(behaviour, cls)
     return cls.__new__(cls)

@@ -1,7 +1,8 @@
 """Give a model another encoding that starts from what the model has learned."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -9,9 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from whereformer.adapters.describe import home_of
-from whereformer.adapters.equip import equip
-from whereformer.catalog import Factory
+from whereformer.adapters.behaviours import EquippedAttention, EquippedModel, held
+from whereformer.adapters.describe import equipped
+from whereformer.adapters.equip import equip, unequip
+from whereformer.adapters.find import refuse_wrapped
+from whereformer.adapters.seats import Blocks, Encoding
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import Learned
 from whereformer.errors import InputError
@@ -53,7 +56,7 @@ class ModelTranslation:
 
 def translate(
     source: Encodings | nn.Module,
-    target: Encodings | str | Factory | Sequence[Factory],
+    target: Encodings | Encoding | Mapping[Blocks, Encoding],
     *,
     grid: Grid | None = None,
     images: Tensor | None = None,
@@ -61,49 +64,57 @@ def translate(
     """Start one encoding from another, so that what it says, or the model it is for, stays as it can.
 
     Of encodings: `whereformer.translation.translate(source, target, grid=grid)`. Of a model: as
-    `whereformer.equip(model, target)`, with encodings that start from the model's own positions, see `start_from`.
+    `whereformer.equip(model, target)`, with encodings that start from the model's own positions, see `start_from`;
+    if it is equipped, from those of its encodings, which go.
 
     Args:
         source: an encoding, or several; or a timm `VisionTransformer`, which is changed in place.
         target: an encoding, or several; or, for a model, what `equip` takes.
         grid: of encodings: where they are compared.
-        images: of a model: [batch, 3, height, width], as the model gets them, of its home size. A few are enough
-            for biases, more are better for what depends on content.
+        images: of a model: [batch, 3, height, width], as the model gets them. A few are enough for biases, more are
+            better for what depends on content.
 
     Returns:
         what was lost; `print` it.
 
     Raises:
-        InputError: what `equip` raises, or encodings that have nothing in common. Then nothing was changed.
+        InputError: what `equip` raises, or a model that is no `VisionTransformer`, or encodings that have nothing in
+            common. Then nothing was changed.
     """
     if not isinstance(source, nn.Module) or isinstance(source, PositionEncoding):
         return translate_encodings(source, cast("Encodings", target), grid=grid)
     if grid is not None:
-        raise InputError(f"translate: grid={grid}, expected none: a model is on its home grid")
-    wanted = cast("str | Factory | Sequence[Factory]", target)
-    student = equip(copy.deepcopy(source), wanted)
+        raise InputError(f"translate: grid={grid}, expected none: a model knows its own")
+    _refuse_others(source)
+    wanted = cast("Encoding | Mapping[Blocks, Encoding]", target)
+    student = _equipped_anew(copy.deepcopy(source), wanted)
     found = start_from(student, source, images)
-    equip(source, wanted).load_state_dict(student.state_dict())
+    _equipped_anew(source, wanted).load_state_dict(student.state_dict())
     return found
 
 
 def start_from(model: nn.Module, other: nn.Module, images: Tensor | None) -> ModelTranslation:
     """Start a model's encodings from what another of the same architecture does with some images.
 
-    Encodings of tokens start from the other's table, by `whereformer.translation.translate`. Then, block after
-    block, on what the blocks before them now make of the images, those in attention are fitted: first biases and
-    rotations, such that logits are as near as they can to the other's, but for what is the same for all keys of a
-    query; then what is said to values, such that the outputs are. Least squares both.
+    Encodings of tokens before the first block start from what the other adds there, by
+    `whereformer.translation.translate`. Then, block after block, on what the blocks before them now make of the
+    images, those in attention are fitted: first biases and rotations, such that logits are as near as they can to
+    the other's, but for what is the same for all keys of a query; then what is said to values, such that the
+    outputs are. Least squares both.
 
     Args:
-        model: equipped; the parameters of its encodings are changed in place.
+        model: a timm `VisionTransformer`, equipped; the parameters of its encodings are changed in place.
         other: equipped or not; with attentions of the same names.
-        images: [batch, 3, height, width].
-    """
-    from timm.layers.attention import Attention
+        images: [batch, 3, height, width]; None if no encoding speaks in attention.
 
-    seats = _seats(model, Attention)
-    others = dict(_seats(other, Attention, equipped=False))
+    Raises:
+        InputError: a model is of another kind, or not equipped; attentions or images are missing, or
+            encodings have nothing in common.
+    """
+    student = equipped(model, "start_from")
+    _refuse_others(model, other)
+    seats = [(n, m) for n, m in _attentions(student) if isinstance(m, EquippedAttention) and any(m.inside())]
+    others = dict(_attentions(other))
     if missing := [name for name, _ in seats if name not in others]:
         raise InputError(f"translate: {missing[0]} has no counterpart in the {type(other).__name__} to start from")
     if images is None and seats:
@@ -111,73 +122,106 @@ def start_from(model: nn.Module, other: nn.Module, images: Tensor | None) -> Mod
             f"translate: {seats[0][0]} has encodings that speak in attention, and what a table of tokens is to"
             " logits depends on images: expected images=[batch, 3, height, width]"
         )
-    table = getattr(other, "pos_embed", None)
-    held = cast("Sequence[PositionEncoding]", model.encodings)
-    encodings = [encoding for encoding in held if "tokens" in encoding.moments()]
-    tokens = None
-    if table is not None and encodings and getattr(model, "pos_embed", None) is None:
-        tokens = translate_encodings(_learned(table[0], encodings[0]), encodings, grid=home_of(model, "translate"))
+    tokens = _start_tokens(student, other)
     if images is None:
         return ModelTranslation(tokens, (), None, None)
-    grid, found = home_of(model, "translate"), []
     modes = {module: module.training for module in (*model.modules(), *other.modules())}
     model.eval()
     other.eval()
-    hooks = []
     try:
         with torch.no_grad():
             start = model(images)
-            seen: dict[str, Seen] = {}
-            for name, _ in seats:
-                hooks.append(others[name].register_forward_pre_hook(partial(_look, seen, name, grid)))
-            wanted = other(images)
-            for name, module in seats:
-                hooks.append(module.register_forward_pre_hook(partial(_start, seen, name, grid, found)))
-            model(images)
-            for hook in hooks:
-                hook.remove()
+            seen = _Seen(student)
+            with _before([(others[name], partial(seen.look, name)) for name, _ in seats]):
+                wanted = other(images)
+            with _before([(module, partial(seen.start, name)) for name, module in seats]):
+                model(images)
             now = model(images)
     finally:
-        for hook in hooks:
-            hook.remove()
         for module, mode in modes.items():
             module.training = mode
     apart = [float((x - wanted).norm() / wanted.norm()) for x in (start, now)]
-    return ModelTranslation(tokens, tuple(found), *apart)
+    return ModelTranslation(tokens, tuple(seen.found), *apart)
 
 
-def _seats(model: nn.Module, kind: type[nn.Module], equipped: bool = True) -> list[tuple[str, nn.Module]]:
-    """The attentions, or those alone that hold encodings."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, kind) and not (equipped and not hasattr(module, "encodings"))
-    ]
+class _Seen:
+    """What attentions are given, and what becomes of those that start from it: hooks before their forwards."""
+
+    def __init__(self, model: EquippedModel) -> None:
+        self.grid = cast(Grid, model.place.grid)
+        self.seen: dict[str, Seen] = {}
+        self.found: list[tuple[str, tuple[Part, ...]]] = []
+
+    def look(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.seen[name] = self._given(module, *inputs)
+
+    def start(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.found.append((name, start_from_seen(self.seen.pop(name), self._given(module, *inputs))))
+
+    def _given(self, module: Any, x: Tensor) -> Seen:
+        """What timm's `Attention` makes of its input."""
+        qkv = module.qkv(x).unflatten(-1, (3, module.num_heads, module.head_dim)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        inside = module.inside() if isinstance(module, EquippedAttention) else ()
+        return Seen(module.q_norm(q), module.k_norm(k), v, self.grid, tuple(inside))
+
+
+@contextmanager
+def _before(hooks: Sequence[tuple[nn.Module, Callable[..., None]]]) -> Iterator[None]:
+    """Call functions before modules, inside."""
+    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _equipped_anew(model: nn.Module, wanted: Encoding | Mapping[Blocks, Encoding]) -> nn.Module:
+    return equip(unequip(model) if isinstance(model, EquippedModel) else model, wanted)
+
+
+def _refuse_others(*models: nn.Module) -> None:
+    """Raise unless these are such that their tables and attentions are known."""
+    for model in models:
+        refuse_wrapped(model, "translate")
+        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
+        if "timm.models.vision_transformer.VisionTransformer" not in kinds:
+            raise InputError(
+                f"translate: {type(model).__name__}, expected a timm VisionTransformer; of other models, translate"
+                " the encodings: translate(source_encoding, target_encoding)"
+            )
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    from timm.layers.attention import Attention
+
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            yield name, module
+        elif isinstance(module, EquippedAttention) and any(module.inside()):
+            raise InputError(
+                f"translate: encodings speak in {name}, a {type(module).__name__}, expected timm's Attention"
+            )
+
+
+def _start_tokens(model: EquippedModel, other: nn.Module) -> Translation | None:
+    """Before the first block; unless one of the two says nothing there, or the model kept its table."""
+    table, own = (cast("Tensor | None", getattr(m, "pos_embed", None)) for m in (other, model))
+    targets = _first(model)
+    sources = _first(other) if isinstance(other, EquippedModel) else []
+    if table is not None and targets:
+        sources.append(_learned(table[0], targets[0]))
+    if not targets or not sources or own is not None:
+        return None
+    return translate_encodings(sources, targets, grid=model.home_grid)
+
+
+def _first(model: EquippedModel) -> list[PositionEncoding]:
+    return [encoding for encoding in held(model) if "tokens" in encoding.moments()]
 
 
 def _learned(table: Tensor, like: PositionEncoding) -> Learned:
     found = Learned(like.dim, like.num_heads, like.grid, prefix_rows=table.shape[0] > like.grid.patches)
     found.to(table.device, table.dtype).start_from(table.detach())
     return found
-
-
-def _qkv(module: Any, x: Tensor, grid: Grid) -> Seen:
-    """What timm's `Attention` makes of its input."""
-    qkv = module.qkv(x).unflatten(-1, (3, module.num_heads, module.head_dim)).permute(2, 0, 3, 1, 4)
-    q, k, v = qkv.unbind(0)
-    return Seen(module.q_norm(q), module.k_norm(k), v, grid, tuple(getattr(module, "encodings", ())))
-
-
-def _look(seen: dict[str, Seen], name: str, grid: Grid, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    seen[name] = _qkv(module, inputs[0], grid)
-
-
-def _start(
-    seen: dict[str, Seen],
-    name: str,
-    grid: Grid,
-    found: list[tuple[str, tuple[Part, ...]]],
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-) -> None:
-    found.append((name, start_from_seen(seen.pop(name), _qkv(module, inputs[0], grid))))

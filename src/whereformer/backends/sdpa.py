@@ -33,18 +33,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
     queries x keys is made; all other biases are added up into one mask. What each query says of rows, or of
     columns, of keys is of low rank.
     """
-    head_dim = q.shape[-1]
+    head_dim, value_dim = q.shape[-1], v.shape[-1]
     q, k = forms.turn(q, k)
     features, biases = split(forms.biases, room=head_dim)
     if features:
         q, k = with_features(q, k, features)
-        v = F.pad(v, (0, q.shape[-1] - head_dim))
+    if q.shape[-1] != value_dim:  # torch's fused kernels take one width
+        width = max(q.shape[-1], value_dim)
+        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     dense = [bias.dense().to(q.dtype) for bias in biases]
     if mask is not None:
         dense.append(mask.bias(q.dtype))
     added = torch.atleast_2d(sum(dense[1:], start=dense[0])) if dense else None
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=added, dropout_p=dropout, scale=head_dim**-0.5)
-    out = out[..., :head_dim]
+    out = out[..., :value_dim]
     if mask is not None:
         out = out.masked_fill(mask.idle, 0)
     for term in forms.values:

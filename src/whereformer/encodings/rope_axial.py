@@ -36,6 +36,10 @@ class RoPEAxial(Rotary):
         self.theta = theta
         self.spectrum = Spectrum.of(self.share(grid.axes, rest=grid.axes == 3), theta)
 
+    @property
+    def by_size(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.scaling != "none"
+
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
         return axial(self.stretched(self.spectrum, grid, device), "x")
 

@@ -37,6 +37,10 @@ class RoPEMixed(Rotary):
         self.frequencies = nn.Parameter(torch.empty(2, num_heads, 2 * self.share(2)))
         self.reset_parameters()
 
+    @property
+    def by_size(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.scaling != "none"
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         length = Spectrum.of(self.share(2), self.theta).frequencies(self.frequencies.device)
