@@ -7,11 +7,12 @@ import timm
 import torch
 from torch import nn
 
-from whereformer import Grid, InputError, equip, parse, translate
+from whereformer import Grid, InputError, describe, equip, parse, translate, unequip
 from whereformer.adapters import start_from
 from whereformer.encodings import LookHere, RoPEAxial, RoPEMixed, SinCos2D, Swin
 from whereformer.translation import Part, Translation
 from whereformer.translation.meaning import Meaning
+from whereformer.translation.measured import Seen, start_from_seen
 from whereformer.translation.pairs import Pairs
 
 DIM, HEADS = 24, 3
@@ -356,9 +357,10 @@ def apart(one: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
 def test_a_model_stays_nearer_than_with_encodings_that_start_at_zero(encoding):
     original, fresh = model(), model()
     equip(fresh, encoding)
-    found = translate(original, encoding, images=images(1))
-    assert found.now == pytest.approx(apart(original, model(), images(1)), rel=1e-4)
-    assert found.start == pytest.approx(apart(fresh, model(), images(1)), abs=0.02)  # swin starts at random
+    given = images(1, 32)  # of fewer, what encodings read in queries and keys fits others less
+    found = translate(original, encoding, images=given)
+    assert found.now == pytest.approx(apart(original, model(), given), rel=1e-4)
+    assert found.start == pytest.approx(apart(fresh, model(), given), abs=0.02)  # swin starts at random
     held_out = images(2, 16)
     assert apart(original, model(), held_out) < 0.9 * apart(fresh, model(), held_out)
     assert [name for name, _ in found.attentions] == ["blocks.0.attn", "blocks.1.attn"]
@@ -385,6 +387,33 @@ def test_an_equipped_model_gives_what_it_has_to_another():
     found = start_from(student, other, images(1, 2))
     assert found.now < 1e-5 < 1e-2 < found.start
     assert apart(student, other, images(2)) < 1e-5
+    translate(other, "maxvit", images=images(1, 2))  # in one call, in place
+    assert {seat.encoding.partition("(")[0] for seat in describe(other).seats} == {"MaxViT"}
+    assert apart(other, student, images(2)) < 1e-6
+    assert type(unequip(other)).__name__ == "VisionTransformer"
+
+
+def test_tokens_of_an_equipped_model_start_from_its_encodings():
+    other = equip(model(), "vit2d")
+    nn.init.normal_(other.encodings[0].rows)
+    before = copy.deepcopy(other)
+    assert translate(other, "learned").tokens.lost < 1e-5
+    assert apart(other, before, images(2)) < 1e-5
+
+
+@pytest.mark.parametrize("encoding", ["irpe(mode='bias', shared=False)", "irpe(on='q', method='euclidean')"])
+def test_what_images_add_to_all_keys_of_a_query_is_free(encoding):
+    """Keys that all have one more vector c add q·c to logits: to softmax nothing, to other norms nearly all."""
+    grid, shape = Grid(3, 4), (2, HEADS, 12, DIM // HEADS)
+    q, k, v = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    swin, found = make("swin", grid, 0), []
+    for more in (0.0, 10.0):
+        target = Seen(q, k, v, grid, (make(encoding, grid),))
+        found.append(start_from_seen(Seen(q, k + more, v, grid, (swin,)), target))
+    for one, other in zip(*found, strict=True):
+        assert other.said == pytest.approx(one.said, rel=1e-9)
+        assert other.missed == pytest.approx(one.missed, rel=1e-6)
+    assert found[0][0].share < 0.99
 
 
 def test_tokens_need_no_images():
@@ -402,6 +431,7 @@ def test_what_fails_leaves_the_model_as_it_was():
         ("irpe", {}, "images="),
         ("learned", {"grid": HOME}, "grid="),
         ("no", {}, "no"),
+        ("irpe", {"images": HOME}, "images=Grid"),
     ]:
         with pytest.raises(InputError, match=said):
             translate(original, encoding, **options)
@@ -409,6 +439,30 @@ def test_what_fails_leaves_the_model_as_it_was():
     assert type(original).__name__ == "VisionTransformer"
     assert original.training is False
     assert not any(block.attn._forward_pre_hooks for block in original.blocks)
+
+
+def test_models_that_are_not_served():
+    layer = nn.TransformerEncoderLayer(24, 3, batch_first=True)
+    parallel = timm.models.VisionTransformer(
+        SIZE,
+        PATCH,
+        embed_dim=24,
+        depth=1,
+        num_heads=3,
+        block_fn=timm.models.vision_transformer.ParallelScalingBlock,
+    )
+    compiled = torch.compile(model())
+    for wrong, said in [
+        (layer, "TransformerEncoderLayer, expected a timm VisionTransformer"),
+        (parallel, r"speak in blocks.0, a \w*ParallelScalingBlock, expected timm's Attention"),
+        (compiled, "_orig_mod"),
+    ]:
+        kind = type(wrong)
+        with pytest.raises(InputError, match=said):
+            translate(wrong, "irpe", images=images(1))
+        assert type(wrong) is kind
+    with pytest.raises(InputError, match="start_from: VisionTransformer is not equipped"):
+        start_from(model(), model(), None)
 
 
 def test_meaning_of_silent_parts_is_left_out():

@@ -71,15 +71,15 @@ def translate(
         source: an encoding, or several; or a timm `VisionTransformer`, which is changed in place.
         target: an encoding, or several; or, for a model, what `equip` takes.
         grid: of encodings: where they are compared.
-        images: of a model: [batch, 3, height, width], as the model gets them. A few are enough for biases, more are
-            better for what depends on content.
+        images: of a model: [batch, 3, height, width], as the model gets them. A few are enough for biases, more
+            are better for what depends on content.
 
     Returns:
         what was lost; `print` it.
 
     Raises:
-        InputError: what `equip` raises, or a model that is no `VisionTransformer`, or encodings that have nothing in
-            common. Then nothing was changed.
+        InputError: what `equip` raises, or a model that is no `VisionTransformer`, or encodings that have nothing
+            in common. Then nothing was changed.
     """
     if not isinstance(source, nn.Module) or isinstance(source, PositionEncoding):
         return translate_encodings(source, cast("Encodings", target), grid=grid)
@@ -122,6 +122,8 @@ def start_from(model: nn.Module, other: nn.Module, images: Tensor | None) -> Mod
             f"translate: {seats[0][0]} has encodings that speak in attention, and what a table of tokens is to"
             " logits depends on images: expected images=[batch, 3, height, width]"
         )
+    if images is not None and not (isinstance(images, Tensor) and images.ndim == 4):
+        raise InputError(f"translate: images={images!r}, expected a tensor [batch, 3, height, width]")
     tokens = _start_tokens(student, other)
     if images is None:
         return ModelTranslation(tokens, (), None, None)
@@ -161,9 +163,9 @@ class _Seen:
     def _given(self, module: Any, x: Tensor) -> Seen:
         """What timm's `Attention` makes of its input."""
         qkv = module.qkv(x).unflatten(-1, (3, module.num_heads, module.head_dim)).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
+        q, k, v = module.q_norm(qkv[0]), module.k_norm(qkv[1]), qkv[2]
         inside = module.inside() if isinstance(module, EquippedAttention) else ()
-        return Seen(module.q_norm(q), module.k_norm(k), v, self.grid, tuple(inside))
+        return Seen(q, k, v, self.grid, tuple(inside))
 
 
 @contextmanager

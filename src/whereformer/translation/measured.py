@@ -1,7 +1,7 @@
 """Start the encodings of one attention from what another was seen to do."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from whereformer.resample import without_autocast
 from whereformer.translation.copies import exact, learned, loud, write
 from whereformer.translation.report import Part
 from whereformer.translation.squares import Problem, nearest
+from whereformer.translation.turns import turned
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,10 @@ class Seen:
 
     def added(self) -> Tensor:
         """What encodings make of the logits."""
-        q, k = self.q, self.k
-        for encoding in self.encodings:
-            for turn in encoding.rotations(self.grid, q.device):
-                q, k = turn(q), turn(k)
-        total = q.new_zeros(1) if q is self.q else Seen(q, k, self.v, self.grid).plain() - self.plain()
+        total = self.q.new_zeros(1)
+        if any("rotations" in encoding.moments() for encoding in self.encodings):
+            q, k = (turned(x, self.grid, self.encodings) for x in (self.q, self.k))
+            total = replace(self, q=q, k=k).plain() - self.plain()
         for encoding in self.encodings:
             for bias in encoding.biases(self.q, self.k, self.grid, self.grid):
                 total = total + bias.dense()
@@ -53,6 +53,13 @@ class Seen:
             for term in encoding.values(self.v, self.grid, self.grid):
                 total = total + term.dense(weights)
         return total
+
+    @torch.no_grad()
+    def made(self) -> tuple[Tensor, Tensor]:
+        """Logits, and outputs: [batch, heads, tokens, head_dim]."""
+        logits = self.plain() + self.added()
+        weights = logits.softmax(-1)
+        return logits, weights @ self.v + self.valued(weights)
 
 
 @dataclass(frozen=True)
@@ -81,60 +88,52 @@ def start_from_seen(source: Seen, target: Seen) -> tuple[Part, ...]:
         without them ("said"), head by head.
     """
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(torch.device("cpu")):
-        ours, theirs = source.exact(), target.exact()
-        with torch.no_grad():
-            logits = ours.plain() + ours.added()
-            weights = logits.softmax(-1)
-            outputs = weights @ ours.v + ours.valued(weights)
-        wanted = logits - theirs.plain()
+        theirs = target.exact()
+        logits, outputs = source.exact().made()
         if learned(theirs.encodings):
-            _fit_logits(theirs, wanted)
+            _fit_logits(theirs, logits - theirs.plain())
             _fit_outputs(theirs, outputs)
             write(theirs.encodings, target.encodings)
-        theirs = target.exact()
-        with torch.no_grad():
-            bare = theirs.plain()
-            now = bare + theirs.added()
-            weights = now.softmax(-1)
-            found = weights @ theirs.v + theirs.valued(weights)
-            bare_outputs = bare.softmax(-1) @ theirs.v
+        now, bare = target.exact().made(), replace(theirs, encodings=()).made()
         return (
-            Part("logits", _by_head(logits - bare, True), _by_head(logits - now, True)),
-            Part("outputs", _by_head(outputs - bare_outputs, False), _by_head(outputs - found, False)),
+            Part("logits", _by_head(logits - bare[0], True), _by_head(logits - now[0], True)),
+            Part("outputs", _by_head(outputs - bare[1], False), _by_head(outputs - now[1], False)),
         )
 
 
 def _fit_logits(target: Seen, wanted: Tensor) -> None:
     if _blind(target):  # to content: what images have in common is all that can be said
         wanted = wanted.mean(0, keepdim=True)
-        target = Seen(target.q[:1], target.k[:1], target.v[:1], target.grid, target.encodings)
-    _fit(target, wanted, target.added, (False, True))
+        target = replace(target, q=target.q[:1], k=target.k[:1], v=target.v[:1])
+    _fit(target, wanted, target.added, centred=True)
 
 
 def _fit_outputs(target: Seen, outputs: Tensor) -> None:
     with torch.no_grad():
         weights = (target.plain() + target.added()).softmax(-1)
         wanted = outputs - weights @ target.v
-    _fit(target, wanted, partial(target.valued, weights), (False, False))
+    _fit(target, wanted, partial(target.valued, weights), centred=False)
 
 
-def _fit(target: Seen, wanted: Tensor, says: Callable[[], Tensor], centred: tuple[bool, bool]) -> None:
+def _fit(target: Seen, wanted: Tensor, says: Callable[[], Tensor], centred: bool) -> None:
     said = says()
     if not said.requires_grad:
         return
     parameters = [p for p in learned(target.encodings) if _reaches(said, p)]
-    first, last = (
-        Problem(lambda: [says().expand(wanted.shape)], parameters, [wanted], [Even(wanted.numel(), c)])
-        for c in centred
-    )
-    nearest(last, first)
+
+    def problem(centred: bool) -> Problem:
+        return Problem(
+            lambda: [says().expand(wanted.shape)], parameters, [wanted], [Even(wanted.numel(), centred)]
+        )
+
+    nearest(problem(centred), first=problem(False))
 
 
 @torch.no_grad()
 def _blind(target: Seen) -> bool:
     """Whether what is added to the logits is the same for all images."""
-    tried = Seen(target.q[:1], target.k[:1], target.v[:1], target.grid, tuple(loud(target.encodings)))
-    other = Seen(tried.q.flip(-1) + 1, tried.k.flip(-1) + 1, tried.v, tried.grid, tried.encodings)
+    tried = replace(target, q=target.q[:1], k=target.k[:1], encodings=tuple(loud(target.encodings)))
+    other = replace(tried, q=tried.q.flip(-1) + 1, k=tried.k.flip(-1) + 1)
     return bool((tried.added() - other.added()).abs().max() == 0)
 
 

@@ -1,6 +1,5 @@
 """The pairs of tokens of a grid, each kind of pair once."""
 
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +30,10 @@ class Pairs:
         [[0, 1, 2], [4, 0, 1], [3, 4, 0]]
         """
         size, at = grid.size, grid.coords()
-        corners = torch.tensor([number for number, _ in _corners(grid)])
-        corners, kind = corners.unique(return_inverse=True)
+        corners = torch.arange(grid.patches).reshape(size)
+        for axis, n in enumerate(size):
+            corners = corners.index_select(axis, torch.tensor([0, n - 1]))
+        corners, kind = corners.flatten().unique(return_inverse=True)  # fewer where an axis has one patch
         offset = at[:, None] - at
         beyond = (offset > 0).long()  # which corner, axis by axis: the last patch where the key comes before
         strides = torch.tensor([2 ** (len(size) - 1 - a) for a in range(len(size))])
@@ -69,14 +70,3 @@ class Pairs:
         return torch.sparse_coo_tensor(
             torch.stack([query, self.like.flatten()]), ones, (tokens, self.count), check_invariants=False
         ).coalesce()
-
-
-def _corners(grid: Grid) -> list[tuple[int, tuple[int, ...]]]:
-    """The corners of a grid, those of first patches first: their numbers row by row, and their places."""
-    found = []
-    for place in itertools.product(*((0, n - 1) for n in grid.size)):
-        number = 0
-        for n, p in zip(grid.size, place, strict=True):
-            number = number * n + p
-        found.append((number, place))
-    return found

@@ -1,7 +1,6 @@
 """Start one encoding from another."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -12,7 +11,7 @@ from whereformer.resample import without_autocast
 from whereformer.translation.copies import exact, learned, loud, spelled, write
 from whereformer.translation.meaning import PARTS, Meaning, Said
 from whereformer.translation.report import Part, Translation
-from whereformer.translation.squares import Problem, Vector, nearest
+from whereformer.translation.squares import Problem, nearest
 from whereformer.translation.turns import Turns, distances
 
 Encodings = PositionEncoding | Sequence[PositionEncoding]
@@ -115,12 +114,9 @@ def _windows(
         turns = Turns(window, targets[0])
         with torch.no_grad():
             wanted = [turns.said(sources)]
-        found.append(Problem(partial(_turned, turns, targets), learned(targets), wanted, [turns.metric()]))
+        metrics = [turns.metric()]
+        found.append(Problem(lambda turns=turns: [turns.said(targets)], learned(targets), wanted, metrics))
     return found
-
-
-def _turned(turns: Turns, encodings: list[PositionEncoding]) -> Vector:
-    return [turns.said(encodings)]
 
 
 def _compared(

@@ -34,8 +34,8 @@ class Turns:
 
     def said(self, encodings: Sequence[PositionEncoding]) -> Tensor:
         """[heads, queries · tokens, draws]."""
-        q, k = (self._turned(x, encodings)[..., at, :] for x, at in ((self.q, self.at), (self.k, slice(None))))
-        made = (q @ k.mT - self.q[..., self.at, :] @ self.k.mT) * self.features**-0.5
+        q, k = (turned(x, self.grid, encodings) for x in (self.q, self.k))
+        made = (q[..., self.at, :] @ k.mT - self.q[..., self.at, :] @ self.k.mT) * self.features**-0.5
         return made.movedim(0, -1).flatten(1, 2)
 
     def metric(self) -> Metric:
@@ -53,11 +53,13 @@ class Turns:
             side *= 2
         return found
 
-    def _turned(self, x: Tensor, encodings: Sequence[PositionEncoding]) -> Tensor:
-        for encoding in encodings:
-            for turn in encoding.rotations(self.grid, x.device):
-                x = turn(x)
-        return x
+
+def turned(x: Tensor, grid: Grid, encodings: Sequence[PositionEncoding]) -> Tensor:
+    """What rotations make of queries or keys: [..., heads, tokens, head_dim]."""
+    for encoding in encodings:
+        for turn in encoding.rotations(grid, x.device):
+            x = turn(x)
+    return x
 
 
 def distances(
@@ -74,17 +76,10 @@ def distances(
     one = torch.eye(like.head_dim, dtype=torch.float64)[:, None, None]
     one = one.expand(-1, like.num_heads, grid.tokens, -1)
 
-    def matrices(encodings: Sequence[PositionEncoding]) -> Tensor:
-        x = one
-        for encoding in encodings:
-            for turn in encoding.rotations(grid, x.device):
-                x = turn(x)
-        return x  # [d, heads, tokens, d], R_n of the unit vectors
-
     def product(a: Tensor, b: Tensor) -> Tensor:
         return torch.einsum("uhna,uhnb->hab", a, b).square().sum((-2, -1))
 
-    r, s, plain = (matrices(encodings) for encodings in (source, target, ()))
+    r, s, plain = (turned(one, grid, encodings) for encodings in (source, target, ()))  # R_n of the unit vectors
     squares = [product(x, x) for x in (r, s, plain)]
     count = like.head_dim * grid.tokens**2
     said = squares[0] + squares[2] - 2 * product(r, plain)
