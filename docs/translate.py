@@ -34,9 +34,9 @@ def smooth(encoding: PositionEncoding) -> PositionEncoding:
     for parameter in encoding.parameters():
         axes = 2 if parameter.ndim == 3 else 1
         places = parameter.shape[1:] if axes == 2 else parameter.shape[:1]
-        at = torch.stack(torch.meshgrid(*(torch.arange(n) - n // 2 for n in places), indexing="ij"), -1).float()
+        at = torch.stack(torch.meshgrid(*(torch.arange(n) - n // 2 for n in places), indexing="ij"), -1).double()
         count = parameter.shape[0] if axes == 2 else parameter.shape[1]
-        numbers = torch.arange(1.0, count + 1)
+        numbers = torch.arange(1, count + 1).double()
         fall = -at.norm(dim=-1)[..., None] / numbers.sqrt()
         table = fall + (at[..., :1] / 3 + numbers).sin()
         parameter.data.copy_(table.movedim(-1, 0) if axes == 2 else table)
@@ -48,7 +48,7 @@ def losses() -> str:
     for names in PAIRS:
         torch.manual_seed(0)
         (source,), (target,) = (parse(name) for name in names)
-        found = translate(smooth(source(48, 3, GRID)), target(48, 3, GRID))
+        found = translate(smooth(source(48, 3, GRID).double()), target(48, 3, GRID).double())
         lines.append(f"| `{names[0]}` | `{names[1]}` | {100 * found.lost:.1f} % |")
     return "\n".join(lines) + "\n"
 

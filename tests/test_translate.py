@@ -178,12 +178,13 @@ def test_what_rotations_lose_is_measured_over_all_pairs():
     [
         ("alibi2d", "kerple(kernel='power')", 0.02),
         ("alibi2d", "kerple", 0.1),
-        ("alibi2d", "fire(hidden=2)", 0.5),
-        ("sincos2d", "learnable_fourier(features=8)", 0.5),
+        ("alibi2d", "fire(hidden=8)", 0.1),
+        ("sincos2d", "learnable_fourier(features=8)", 0.01),
     ],
 )
 def test_targets_that_are_not_linear_go_down(source, target, most):
     grid = Grid(2, 3)
+    torch.manual_seed(0)  # where they start
     found = translate(make(source, grid), make(target, grid))
     assert found.lost < most
 
