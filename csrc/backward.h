@@ -54,12 +54,13 @@ class TableGrads {
         continue;
       }
       const int64_t width = features(a, lookup), row = whole(width);
+      const float unit = factor * lookup.scale;
       float *grad = given.grad_table + h * lookup.head;
       for (int64_t n = 0; n < lookup.buckets; n++)
         for (int64_t d = 0; d < width; d++) {
           float sum = 0;
           for (int64_t t = 0; t < count; t++) sum += (*threads[t])(f, h)[n * row + d];
-          grad[lookup.kind == WF_VALUES ? n * width + d : d * lookup.buckets + n] = sum * factor;
+          grad[lookup.kind == WF_VALUES ? n * width + d : d * lookup.buckets + n] = sum * unit;
         }
     }
   }
@@ -82,6 +83,8 @@ struct KeyGrads {
 template <class T>
 class Backward {
  public:
+  static constexpr bool BACKWARD = true;
+
   Backward(const Problem &p, Arena &arena)
       : logit_tables(p, p.logits, arena), value_tables(p, p.values, arena), p_(p), a_(p.a), logits_(p, arena),
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {
@@ -118,19 +121,17 @@ class Backward {
       start_block(head, block);
       const bool last = t == p_.blocks - 1;
       const Head<T> *then = last ? next : &head;
-      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1),
-                   end - first);
-      Soon<T, WRITE> written(a_, Head<T>::at(a_.grad_k, head.b, head.h), a_.grad_k,
-                             Head<T>::at(a_.grad_v, head.b, head.h), a_.grad_v, block, end - first);
+      const Block then_block = p_.block(last ? 0 : t + 1);
+      Ahead ahead{{then ? then->k : nullptr, a_.k, a_.features, then_block, end - first},
+                  {then ? then->v : nullptr, a_.v, a_.value_features, then_block, end - first},
+                  {Head<T>::at(a_.grad_k, head.b, head.h), a_.grad_k, a_.features, block, end - first},
+                  {Head<T>::at(a_.grad_v, head.b, head.h), a_.grad_v, a_.value_features, block, end - first},
+                  end};
       for (int64_t i = first; i < end; i += GROUP) {
         const int64_t count = smaller(GROUP, end - i);
         read_group(head, i, count);
         for (int64_t m = 0; m < count; m += TILE) {
-          const int64_t tile_count = smaller(TILE, count - m), ahead = smaller(TILE, end - i - m - GROUP);
-          soon.prefetch(tile_count), written.prefetch(tile_count);
-          prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, tile_count, a_.features);
-          prefetch_queries(head, i + m + GROUP, ahead);
-          tile(head, i, m, tile_count, block);
+          tile(head, i, m, smaller(TILE, count - m), block, ahead);
         }
         end_group(head, count, block);
       }
@@ -141,6 +142,13 @@ class Backward {
   TableGrads logit_tables, value_tables;
 
  private:
+  // What is asked for before it is read or written.
+  struct Ahead {
+    Soon<T> keys, values;
+    Soon<T, WRITE> grad_keys, grad_values;
+    int64_t queries;  // up to here
+  };
+
   bool plain_keys_differ() const { return a_.pairs && p_.logits.count > p_.logits.by_query + p_.logits.shared; }
   bool keeps_sums() const { return sizeof(T) < 4 && p_.blocks > 1; }
 
@@ -156,12 +164,6 @@ class Backward {
       key_line_sums_[f].forget();
       std::memset(weights_[f], 0, size_t(whole(block.count, TILE) * p_.logits.lookup[f].room()) * 4);
     }
-  }
-
-  void prefetch_queries(const Head<T> &head, int64_t i, int64_t count) const {
-    prefetch_rows(head.q, a_.q.token, i, count, a_.features);
-    prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, i, count, a_.value_features);
-    prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, i, count, a_.value_features);
   }
 
   // Sums over queries wait until a group of them is done.
@@ -206,12 +208,17 @@ class Backward {
   }
 
   // Queries i + m ... i + m + count: their weights, the gradients of their logits, and what needs no other queries.
-  void tile(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block) {
+  void tile(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, Ahead &ahead) {
     float *s = s_ + m * row_, *ds = ds_ + m * row_;
+    const int64_t later = i + m + GROUP, more = smaller(TILE, ahead.queries - later);
+    ahead.keys.prefetch(count);
     logits_(head, i + m, count, block, s);
+    ahead.values.prefetch(count);
     std::memcpy(q_ + m * features_, logits_.turned, size_t(count * features_) * 4);
     if (plain_q_ != q_) std::memcpy(plain_q_ + m * features_, logits_.plain, size_t(count * features_) * 4);
     grad_weights(head, m, count, block, ds);
+    ahead.grad_keys.prefetch(count);
+    prefetch_rows(head.q, a_.q.token, later, more, a_.features);
     const float *lse = a_.lse + head.n * p_.queries + i + m;
     for (int64_t n = 0; n < count; n++) {
       const V norm = all(lse[n]), out = all(dot_[m + n]);
@@ -224,10 +231,14 @@ class Backward {
       // A last vector holds zeros behind the end: its logits were −inf. What it has of dP must not turn them into NaN.
       for (int64_t j = block.count; j < whole(block.count); j++) d[j] = 0;
     }
+    prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, count, a_.features);
     product<SET>(ds, row_, k_, features_, dq_, features_, block.count, features_);
+    ahead.grad_values.prefetch(count);
+    prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
     for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
     add_logit_terms(head, i, m, count, block, ds);
     write_queries(head, i + m, count, block);
+    prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
     for (int64_t f = 0; f < p_.values.count; f++) {
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);

@@ -176,7 +176,7 @@ using Filler = void (*)(const Group &, const Sources &, int64_t, const Stretches
                         int64_t, float *);
 
 inline Filler filler(const Group &group, const Sources &from, int64_t x, int64_t x0) {
-  constexpr Filler FILLERS[3][2][2] = {
+  static constexpr Filler FILLERS[3][2][2] = {
       {{fill_any, fill_rows<0, false, true>}, {fill_rows<0, true, false>, fill_rows<0, true, true>}},
       {{fill_rows<1, false, false>, fill_rows<1, false, true>}, {fill_rows<1, true, false>, fill_rows<1, true, true>}},
       {{fill_rows<2, false, false>, fill_rows<2, false, true>}, {fill_rows<2, true, false>, fill_rows<2, true, true>}}};

@@ -8,6 +8,8 @@ namespace wf::WF_ISA {
 template <class T>
 class Forward {
  public:
+  static constexpr bool BACKWARD = false;
+
   Forward(const Problem &p, Arena &arena)
       : p_(p), a_(p.a), logits_(p, arena), find_(p, p.values, arena), bucket_sums_(p, p.values, arena) {
     features_ = whole(a_.value_features);
@@ -28,12 +30,12 @@ class Forward {
       read_rows(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, v_);
       const bool last = t == p_.blocks - 1;
       const Head<T> *then = last ? next : &head;
-      Soon<T> soon(a_, then ? then->k : nullptr, a_.k, then ? then->v : nullptr, a_.v, p_.block(last ? 0 : t + 1),
-                   end - first);
+      const Block then_block = p_.block(last ? 0 : t + 1);
+      Soon<T> keys(then ? then->k : nullptr, a_.k, a_.features, then_block, end - first);
+      Soon<T> values(then ? then->v : nullptr, a_.v, a_.value_features, then_block, end - first);
       for (int64_t i = first; i < end; i += TILE) {
         prefetch_rows(head.q, a_.q.token, i + TILE, smaller(TILE, end - i - TILE), a_.features);
-        soon.prefetch(smaller(TILE, end - i));
-        tile(head, i, smaller(TILE, end - i), block);
+        tile(head, i, smaller(TILE, end - i), block, keys, values);
       }
     }
   }
@@ -41,11 +43,14 @@ class Forward {
  private:
   bool keeps_sums() const { return sizeof(T) < 4 && p_.blocks > 1; }
 
-  void tile(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
+  void tile(const Head<T> &head, int64_t i, int64_t count, const Block &block, Soon<T> &keys, Soon<T> &values) {
+    keys.prefetch(count);
     logits_(head, i, count, block, s_);
     T *out = Head<T>::at(a_.out, head.b, head.h) + i * a_.out.token;
+    prefetch_rows<WRITE>(out, a_.out.token, 0, count, a_.value_features);
     float kept[TILE];
     softmax(i, count, block, kept);
+    values.prefetch(count);
     for (int64_t m = 0; block.index && m < count; m++) {
       float *o = o_ + m * features_;
       if (keeps_sums())

@@ -31,7 +31,7 @@ template <class Work>
 class SetUp {
  public:
   SetUp(const WfAttention &a, int64_t most)
-      : shared_(count(a, most)), arena_(shared_.start()), p(a, most, arena_, false), each_(count(p)),
+      : shared_(count(a, most)), arena_(shared_.start()), p(a, most, Work::BACKWARD, arena_, false), each_(count(p)),
         scratch_(a.threads * each_) {}
 
   Work work(int64_t thread) const {
@@ -42,7 +42,7 @@ class SetUp {
  private:
   static int64_t count(const WfAttention &a, int64_t most) {
     Arena room;
-    Problem(a, most, room, true);
+    Problem(a, most, Work::BACKWARD, room, true);
     return room.used();
   }
   static int64_t count(const Problem &p) {
@@ -92,7 +92,7 @@ void forward_of(const WfAttention &a) {
 #pragma omp parallel num_threads(int(a.threads))
   {
     Forward<T> work = set_up.work(thread_number());
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t u = 0; u < units.count(); u++) units.run<T>(work, u);
   }
 }

@@ -41,10 +41,11 @@ inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64
     product<SET>(x, row, lookup.wide + head * lookup.wide_head + 1 + low, lookup.width, scores + low, room, features,
                  high - low + 1);
   if (!with_prefix || behind) return;
-  const float *column = lookup.tall + head * lookup.tall_head + prefix * row;
+  const float *column = lookup.wide + head * lookup.wide_head;
   for (int64_t m = 0; m < count; m++) {
-    float *of_row = scores + m * room;
-    of_row[prefix] = before ? of_row[-1] : dot(x + m * row, column, row);
+    float *of_row = scores + m * room, sum = 0;
+    for (int64_t d = 0; d < features && !before; d++) sum += x[m * row + d] * column[d * lookup.width];
+    of_row[prefix] = before ? of_row[-1] : sum;
   }
 }
 
@@ -135,7 +136,8 @@ struct Logits {
       std::memcpy(turned, plain, size_t(TILE * features) * 4);
       for (int64_t m = 0; m < count; m++) head.turn_q(turned + m * features, i + m);
     }
-    for (int64_t m = 0; m < count; m++) place[m] = Place(a.queries, i + m);
+    place[0] = Place(a.queries, i);
+    for (int64_t m = 1; m < count; m++) place[m] = place[m - 1].next(a.queries, i + m);
     if (p.logits) view.look(find, place, count, block);
   }
 
@@ -155,8 +157,9 @@ struct Logits {
     *low = INT32_MAX, *high = -1;
     const bool image = offset.frames == 1 && !offset.absolute;
     int64_t row = -1;
+    Place key;
     for (int64_t m = 0; m < count; m++) {
-      const Place key(a.keys, j + m);
+      key = m ? key.next(a.keys, j + m) : Place(a.keys, j);
       if (key.prefix || key.row == row) continue;
       row = key.row;
       const int64_t first = image ? offset.first_of_key(row) : 0;
@@ -190,27 +193,24 @@ struct Logits {
   }
 };
 
-// Spreads the prefetches of a block's keys and values over queries that are worked on before.
+// Spreads the prefetches of a block's tokens over queries that are worked on before: x is a head, or null for none. Of
+// several, each is asked for at a time of its own, or they would wait for one another.
 template <class T, Use use = READ>
 class Soon {
  public:
-  Soon(const WfAttention &a, const T *k, const WfTokens &of_k, const T *v, const WfTokens &of_v, const Block &block,
-       int64_t queries)
-      : k_(k), v_(v), token_k_(of_k.token), token_v_(of_v.token), features_k_(a.features),
-        features_v_(a.value_features), at_(block.first), end_(block.first + block.count),
+  Soon(const T *x, const WfTokens &of, int64_t features, const Block &block, int64_t queries)
+      : x_(x), token_(of.token), features_(features), at_(block.first), end_(x ? block.first + block.count : at_),
         each_((block.count + queries - 1) / queries) {}
 
   void prefetch(int64_t queries) {
-    if (!k_) return;
     const int64_t count = smaller(each_ * queries, end_ - at_);
-    prefetch_rows<use>(k_, token_k_, at_, count, features_k_);
-    prefetch_rows<use>(v_, token_v_, at_, count, features_v_);
+    prefetch_rows<use>(x_, token_, at_, count, features_);
     at_ += count;
   }
 
  private:
-  const T *k_, *v_;
-  int64_t token_k_, token_v_, features_k_, features_v_, at_, end_, each_;
+  const T *x_;
+  int64_t token_, features_, at_, end_, each_;
 };
 
 }  // namespace wf::WF_ISA

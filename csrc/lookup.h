@@ -18,6 +18,7 @@ struct Lookup {
   int64_t lines, span;  // lines that differ; places in a line
   int64_t step;         // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
   int64_t start;        // the slice of a query in the first column starts here
+  float scale;          // of the packed table, relative to the caller's
   bool given;           // scores come with the tokens, not from a table
 
   const int32_t *line;        // [row offsets] -> line
@@ -30,7 +31,7 @@ struct Lookup {
                               // from here that has bucket low + n, or −1; else null
   bool alike;                 // lines differ by a constant: one set of `onehot` serves all
 
-  // Packed tables [1 or heads]
+  // Packed tables [1 or heads]; forward makes one of them: what it reads by is wide, values are tall.
   const float *wide;  // [features, width]: the prefix's bucket, or zeros, then all buckets
   const float *tall;  // [whole(buckets, TILE), whole(features)]
   int64_t wide_head, tall_head;
@@ -98,10 +99,11 @@ inline void find_lines(const WfLookup &l, int64_t rows, bool forward, Arena &are
     const int64_t n = k.lines++;
     low[n] = high[n] = fresh[0];
     for (int64_t t = 0; t < k.span; t++) {
-      low[n] = int32_t(smaller(low[n], fresh[t])), high[n] = int32_t(larger(high[n], fresh[t]));
+      low[n] = fresh[t] < low[n] ? fresh[t] : low[n], high[n] = fresh[t] > high[n] ? fresh[t] : high[n];
       int32_t least = fresh[t], most = fresh[t];
+#pragma GCC unroll 16
       for (int i = 1; i < LANES; i++)
-        least = int32_t(smaller(least, fresh[t + i])), most = int32_t(larger(most, fresh[t + i]));
+        least = fresh[t + i] < least ? fresh[t + i] : least, most = fresh[t + i] > most ? fresh[t + i] : most;
       base[n * k.span + t] = most - least < LANES ? least : -1;
     }
   }
@@ -126,9 +128,12 @@ inline bool are_alike(const Lookup &k) {
 inline bool is_unbroken(const Lookup &k) {
   for (int64_t t = 0; t < k.span; t++) {
     const int32_t *bucket = k.at(0, t);
-    for (int i = 0; i < LANES; i++)
-      for (int n = 0; n + 1 < i; n++)
-        if (bucket[i] == bucket[n] && bucket[i] != bucket[i - 1]) return false;
+    uint32_t left = 0;  // buckets that have had their keys
+    for (int i = 1; i < LANES; i++) {
+      if (bucket[i] == bucket[i - 1]) continue;
+      left |= 1u << (bucket[i - 1] - k.low[0]);
+      if (left >> (bucket[i] - k.low[0]) & 1) return false;
+    }
   }
   return true;
 }
@@ -154,29 +159,40 @@ inline void make_onehots(Arena &arena, bool counting, Lookup &k) {
     }
 }
 
-inline void pack_tables(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting, Lookup &k) {
+// `backward`: whether both layouts are wanted.
+inline void pack_tables(const WfAttention &a, const WfLookup &l, bool backward, Arena &arena, bool counting,
+                        Lookup &k) {
   const bool by_bucket = l.kind == WF_VALUES;
   const int64_t heads = l.head ? a.heads : 1, features = by_bucket ? a.value_features : a.features;
   const int64_t wide_size = features * k.width + LANES, tall_size = whole(k.buckets, TILE) * whole(features);
-  auto *wide = arena.take<float>(heads * wide_size), *tall = arena.take<float>(heads * tall_size);
+  auto *wide = backward || !by_bucket ? arena.take<float>(heads * wide_size) : nullptr;
+  auto *tall = backward || by_bucket ? arena.take<float>(heads * tall_size) : nullptr;
   k.wide = wide, k.tall = tall;
   k.wide_head = l.head ? wide_size : 0, k.tall_head = l.head ? tall_size : 0;
   for (int64_t h = 0; !counting && h < heads; h++) {
     const float *table = l.table + h * l.head;
-    float *w = wide + h * wide_size, *t = tall + h * tall_size;
-    std::memset(w, 0, size_t(wide_size) * 4);
-    std::memset(t, 0, size_t(tall_size) * 4);
-    for (int64_t n = 0; n < k.buckets; n++)
-      for (int64_t d = 0; d < features; d++)
-        w[d * k.width + 1 + n] = t[n * whole(features) + d] =
-            by_bucket ? table[n * features + d] : table[d * k.buckets + n];
-    for (int64_t d = 0; k.prefix >= 0 && d < features; d++) w[d * k.width] = t[k.prefix * whole(features) + d];
+    const int64_t of_bucket = by_bucket ? features : 1, of_feature = by_bucket ? 1 : k.buckets;
+    if (wide) {
+      float *w = wide + h * wide_size;
+      std::memset(w, 0, size_t(wide_size) * 4);
+      for (int64_t d = 0; d < features; d++, w += k.width) {
+        for (int64_t n = 0; n < k.buckets; n++) w[1 + n] = table[n * of_bucket + d * of_feature] * k.scale;
+        if (k.prefix >= 0) w[0] = w[1 + k.prefix];
+      }
+    }
+    if (tall) {
+      float *t = tall + h * tall_size;
+      std::memset(t, 0, size_t(tall_size) * 4);
+      for (int64_t n = 0; n < k.buckets; n++, t += whole(features))
+        for (int64_t d = 0; d < features; d++) t[d] = table[n * of_bucket + d * of_feature] * k.scale;
+    }
   }
 }
 
-inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting) {
+inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Arena &arena, bool counting) {
   Lookup k{};
   k.kind = l.kind, k.buckets = l.buckets, k.width = whole(l.buckets + 1), k.prefix = l.prefix, k.head = l.head;
+  k.scale = float(l.scale);
   k.given = l.kind != WF_SHARED && !l.table;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
   k.step = l.absolute ? 0 : -1;
@@ -184,11 +200,12 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, Arena &arena, boo
   const bool forward = l.absolute || bool(l.mirrored) != (l.kind == WF_BY_KEY);
   find_lines(l, RowOffsets(a, l).count(), forward, arena, counting, k);
   k.alike = !counting && are_alike(k);  // counting supposes what takes most room
-  if (l.kind != WF_SHARED && (counting || are_thin(k))) {
+  const bool sums = l.kind == WF_VALUES || (backward && l.kind != WF_SHARED);  // whether over buckets
+  if (sums && (counting || are_thin(k))) {
     if (counting || (k.alike && is_unbroken(k))) find_first(arena, counting, k);
     make_onehots(arena, counting, k);
   }
-  if (l.table) pack_tables(a, l, arena, counting, k);
+  if (l.table) pack_tables(a, l, backward, arena, counting, k);
   return k;
 }
 

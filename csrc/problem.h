@@ -48,7 +48,7 @@ struct Problem {
   Group logits, values;
 
   // `most`: keys that are worked on at a time, about: whole rows of patches.
-  Problem(const WfAttention &attention, int64_t most, Arena &arena, bool counting)
+  Problem(const WfAttention &attention, int64_t most, bool backward, Arena &arena, bool counting)
       : a(attention), queries(tokens(a.queries)), keys(tokens(a.keys)) {
     const bool looks = a.lookups;  // whether anything depends on where keys are
     width = looks ? a.keys.width : 1;
@@ -63,7 +63,7 @@ struct Problem {
         if (a.lookup[n].kind != kind) continue;
         Group &group = kind == WF_VALUES ? values : logits;
         group.given[group.count] = a.lookup + n;
-        group.lookup[group.count++] = prepare(a, a.lookup[n], arena, counting);
+        group.lookup[group.count++] = prepare(a, a.lookup[n], backward, arena, counting);
         group.by_query += kind == WF_BY_QUERY || kind == WF_VALUES, group.shared += kind == WF_SHARED;
       }
   }
@@ -160,6 +160,14 @@ struct Place {
   Place() = default;
   Place(const WfGrid &grid, int64_t i)
       : prefix(i < grid.prefix), row((i - grid.prefix) / grid.width), x((i - grid.prefix) % grid.width) {}
+
+  // Of the next token, i, without a division: these are slow.
+  Place next(const WfGrid &grid, int64_t i) const {
+    if (prefix) return Place(grid, i);
+    Place place = *this;
+    if (++place.x == grid.width) place.x = 0, place.row++;
+    return place;
+  }
 };
 
 // The rows of queries of a tile before a block of keys, and the buckets they have there.
@@ -167,7 +175,10 @@ struct View {
   const Stretches *stretches[TILE];
 
   void look(StretchFinder &find, const Place *place, int64_t count, const Block &block) {
-    for (int64_t m = 0; m < count; m++) stretches[m] = place[m].prefix ? nullptr : &find(place[m].row, block);
+    for (int64_t m = 0; m < count; m++) {
+      const bool same = m && !place[m - 1].prefix && place[m].row == place[m - 1].row;
+      stretches[m] = place[m].prefix ? nullptr : same ? stretches[m - 1] : &find(place[m].row, block);
+    }
   }
 
   // high < low if there are none.

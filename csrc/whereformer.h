@@ -59,6 +59,7 @@ typedef struct {
   const float *table;
   const float *scores;  // BY_QUERY, BY_KEY: [batch, heads, tokens, buckets] or null; SHARED: [1 or heads, buckets]
   int64_t head;         // stride of heads of table (or of SHARED scores): 0 if shared by all heads
+  double scale;         // by which a table is multiplied where it is read
   float *grad_table;    // backward: as table, written; or null
   float *grad_scores;   // backward: as scores, written; or null
 } WfLookup;

@@ -88,7 +88,9 @@ def _lookups(a: Arguments) -> list[tuple[dict[str, int], Tensor, Tensor]]:
             offset = [o - b + n - 1 for o, b, n in zip(of, by, subtracted[1:], strict=True)]
             return numbers[_number(offset, sizes)]
 
-        found.append((fields, torch.tensor([[bucket(i, j) for j in theirs] for i in ours]), entries))
+        is_table = fields["by_table"] or fields["kind"] == VALUES
+        scaled = entries * a.scales[n] if a.scales and is_table else entries
+        found.append((fields, torch.tensor([[bucket(i, j) for j in theirs] for i in ours]), scaled))
     return found
 
 

@@ -23,7 +23,7 @@ from whereformer import (
 )
 from whereformer.catalog import CATALOG
 from whereformer.encodings import Learned, SinCos2D
-from whereformer.testing import PROMISES, SLOW, Promise, check_encoding, graphs, numbers, places, state
+from whereformer.testing import PROMISES, SLOW, Promise, check_encoding, graphs, numbers, places, sizes, state
 
 
 @pytest.mark.parametrize("text", spellings.ALL)
@@ -371,6 +371,16 @@ class SaysItGoesByPlace(Fine):
     by_offset = False
 
 
+class LeavesItsTable(Learned):
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {}
+
+
+class ResizesInHalf(Learned):
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": super().tables_on(grid)["table"] / 3 * 3}
+
+
 class CountsInPython(SinCos2D):
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         for _ in range(grid.height):
@@ -431,6 +441,8 @@ BROKEN: dict[type[PositionEncoding], tuple[Promise, str]] = {
     SaysItStretches: (places.tells_if_it_keeps_norms, "keeps_norms is False, but the norms stay the same"),
     FadesToTheRight: (places.tells_if_it_goes_by_offset, r"attention on Points.*, moved by \(3, 5\) is off by"),
     SaysItGoesByPlace: (places.tells_if_it_goes_by_offset, "attention on .* stays the same"),
+    LeavesItsTable: (sizes.can_be_resized, "RuntimeError: .*unflatten"),
+    ResizesInHalf: (sizes.resizes_in_float32, "table on .*, resized in torch.bfloat16 is off by"),
     CountsInPython: (graphs.compiles, "[567] graphs for sizes"),
     LooksForItsHome: (graphs.exports, "height"),
 }

@@ -125,6 +125,7 @@ def made(case: Case, dtype: torch.dtype = torch.float32) -> Arguments:
     values = case.features if case.value_features is None else case.value_features
     sizes = {"b": case.batch, "h": case.heads, "i": here, "j": there, "d": case.features, "v": values, "1": 1}
     fields, maps, entries = [], [], []
+    scales = [(1.0, 0.7)[n % 2] for n in range(len(case.lookups))]
     for n, (name, buckets) in enumerate(case.lookups):
         kind, by_table, absolute, mirrored, shape = LOOKUPS[name]
         prefix = buckets - 1 if n % 2 == 0 and buckets > 1 else -1
@@ -149,7 +150,7 @@ def made(case: Case, dtype: torch.dtype = torch.float32) -> Arguments:
     allowed, added = masked(case.mask, case.batch, case.heads, here, there)
     tensors = (x.to(dtype) for x in (q, k, v))
     return Arguments(
-        *tensors, queries, keys, case.features, case.half, turns, fields, maps, entries, allowed, added
+        *tensors, queries, keys, case.features, case.half, turns, fields, maps, entries, allowed, added, scales
     )
 
 

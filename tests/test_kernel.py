@@ -195,7 +195,9 @@ def test_nine_lookups_are_refused(kind: str) -> None:
     a, _ = called(Case(lookups=((kind, 5),) * 9))
     with pytest.raises(RuntimeError, match="more than 8 lookups"):
         kernel.attention(a)
-    kernel.attention(a._replace(lookups=a.lookups[5:], maps=a.maps[1:], entries=a.entries[1:]))
+    kernel.attention(
+        a._replace(lookups=a.lookups[5:], maps=a.maps[1:], entries=a.entries[1:], scales=a.scales[1:])
+    )
 
 
 def test_keys_that_read_by_their_own_place_are_refused() -> None:

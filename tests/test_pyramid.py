@@ -306,7 +306,6 @@ class Late(PositionEncoding):
 @pytest.mark.parametrize(
     ("encoding", "match"),
     [
-        ("peg + irpe", "irpe speaks in attention, but block 0 .* has none that takes it"),
         ("peg(after=1)", "after=1, but of 2 blocks"),
         ("no_such", "unknown encoding 'no_such'"),
         ([PEG, Exploding], "no memory left"),

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 import torch
-from timm_small import FAMILIES, close, images, make, randomise
 from torch import nn
 
+from timm_small import FAMILIES, close, images, make, randomise
 from whereformer import Grid, InputError, PositionEncoding, describe, equip, unequip
 from whereformer.adapters.find import host_of
 from whereformer.grid import Points
@@ -66,7 +66,7 @@ def test_none_takes_it_out(family):
 
 
 def shuffled(family: str, x: torch.Tensor) -> torch.Tensor:
-    """The rows of patches upside down; for CrossViT of the larger patches, with the smaller ones in them turned too."""
+    """The rows of patches upside down; for CrossViT in steps of its larger patches."""
     size = {"eva02": 7, "crossvit": 16}.get(family, 8)
     rows = x.unflatten(2, (-1, size)).flip(2)
     return rows.flatten(2, 3)
@@ -94,7 +94,8 @@ def test_encodings_speak_and_learn(family):
     for name, module in model.named_modules():
         if isinstance(module, PositionEncoding) and not ("pit" in family and "2.blocks.1" in name):
             for key, parameter in module.named_parameters():
-                assert parameter.grad is not None and parameter.grad.abs().max() > 0, (name, key)
+                assert parameter.grad is not None, (name, key)
+                assert parameter.grad.abs().max() > 0, (name, key)
     assert describe(model).seats
     model.zero_grad()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -300,8 +301,8 @@ def test_patches_of_tnt_attend_with_biases():
 @pytest.mark.parametrize(
     ("family", "text", "match"),
     [
-        ("xcit", "irpe", "a XCABlock, which has none that takes it .its attention is between channels"),
-        ("coat", "rope_axial", "a SerialBlock, which has none that takes it .its attention is factorised"),
+        ("xcit", "irpe", "a XCABlock, which has none that takes it: its attention is between channels"),
+        ("coat", "rope_axial", "a SerialBlock, which has none that takes it: its attention is factorised"),
         ("differential", "lepe", "speaks at values, but a DiffAttention takes rotations, biases"),
     ],
 )

@@ -83,17 +83,21 @@ def wake(module: nn.Module) -> None:
             nn.init.normal_(p, std=0.5 if "pos" in name or "encodings" in name else p[0].numel() ** -0.5)
 
 
-def build(name: str) -> Any:
-    model = MODELS[name]().eval()
+def build(name: str, **options: Any) -> Any:
+    model = MODELS[name]()
+    if options:
+        model = type(model)(type(model.config)(**{**model.config.to_dict(), **options}))
+    model.eval()
     wake(model)
     return model
 
 
-def speak(model: nn.Module) -> None:
+def speak(model: Any) -> Any:
     for module in model.modules():
         if hasattr(module, "encodings"):
             for parameter in module.encodings.parameters():
                 nn.init.normal_(parameter, std=0.5)
+    return model
 
 
 def images(name: str, height: int = 24, width: int = 24) -> Tensor:
@@ -215,6 +219,24 @@ def test_saved_and_loaded(name, tmp_path, monkeypatch):
         unequip(loaded)
 
 
+def test_loading_onto_devices(tmp_path):
+    model, x = speak(equip(build("vit"), "learned + irpe")), images("vit")
+    model.save_pretrained(tmp_path)
+    kind, expected = hf.ViTForImageClassification, run(model, x)
+    assert torch.equal(run(from_pretrained(kind, tmp_path, device_map="cpu"), x), expected)
+    half = from_pretrained(kind, tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    places = {"vit.embeddings": "cpu", "vit.layers.0": "disk", "vit.layers.1": "cpu", "vit.layernorm": "cpu"}
+    places["classifier"] = "cpu"
+    with pytest.raises(InputError, match=r"vit\.layers\.0\.attention\.encodings\.0\.tables\.k is offloaded"):
+        from_pretrained(kind, tmp_path, device_map=places, offload_folder=tmp_path / "disk")
+    plain = kind(hf.ViTConfig(**TINY))
+    plain.save_pretrained(tmp_path / "plain")
+    away = kind.from_pretrained(tmp_path / "plain", device_map=places, offload_folder=tmp_path / "disk")
+    with pytest.raises(InputError, match="hooks of accelerate"):
+        equip(away, "irpe")
+
+
 @pytest.mark.parametrize(
     ("encoding", "options"),
     [
@@ -286,6 +308,7 @@ def test_other_models_with_the_same_config_are_left_alone():
     speak(equip(model, "irpe"))
     assert torch.equal(run(other, x), expected)
     assert all(layer.attention.config is other.config for layer in other.vit.layers)
+    assert other.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")  # says how masks come; encodings still speak
     assert type(model.vit.layers[0].attention.encodings[0]) is IRPE
     spoken = run(model, x)
@@ -321,6 +344,16 @@ def test_masks_and_weights(implementation):
         first(hidden, "mask")
     flat = first(hidden, mask)[0]  # as flash attention gets it
     torch.testing.assert_close(flat, first(hidden, mask[:, None, None].bool())[0])
+
+
+@pytest.mark.parametrize("name", ["deit", "dinov3", "clip", "siglip", "beit", "data2vec", "swin", "sam", "detr"])
+def test_attentions_are_given(name):
+    model, x = speak(equip(build(name, attn_implementation="eager"), "irpe(on='qk')")), images(name)
+    out = model(x, output_attentions=True)
+    found = out.encoder_attentions if name == "detr" else out.attentions
+    assert len(found) == 2
+    for weights in found:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
 def test_a_whole_attention_behind_a_prefix_by_hand():
@@ -371,6 +404,8 @@ def test_windows_of_other_sizes():
     unequip(model)
     speak(equip(model, "irpe(on='qkv')"))
     assert run(model, torch.randn(1, 3, 12, 20)).shape[-2:] == (2, 3)  # smaller than a window
+    shrinking = speak(equip(build("swin"), "irpe(on='qkv')"))
+    assert run(shrinking, torch.randn(1, 3, 16, 16)).shape == (1, 2)  # windows no larger than the grid
 
 
 def test_checkpointed_layers_are_computed_again_on_their_own_grid():
@@ -509,6 +544,12 @@ def test_the_vision_tower_is_found():
     assert "vision_model.encoder.layers.1.self_attn" in str(describe(model))
 
 
+def test_layers_are_kept_whole_where_models_are_split():
+    model = equip(build("vit"), "irpe")
+    names = {type(module).__name__ for module in model.modules()}
+    assert model._no_split_modules <= names
+
+
 def test_what_has_no_tower_or_several_is_refused():
     with pytest.raises(InputError, match="CLIPTextModel has no vision model inside that is known"):
         equip(hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT)), "irpe")
@@ -522,10 +563,6 @@ def test_what_has_no_tower_or_several_is_refused():
 
     with pytest.raises(InputError, match="Two has several vision models, one, other: equip one"):
         equip(Two(hf.ViTConfig(**TINY)), "irpe")
-    model = build("vit")
-    model.vit._hf_hook = object()
-    with pytest.raises(InputError, match="hooks of accelerate"):
-        equip(model, "irpe")
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import argparse
 import io
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from whereformer import __version__
 from whereformer.errors import InputError
+from whereformer.resample import RECIPES
 
 BROKEN, USER_MISTAKE, INTERRUPTED = 1, 2, 130
 
@@ -49,6 +51,28 @@ examples:
   whereformer cost --model vit_base_patch16_224 --encodings "learned; irpe(on='qkv')" --image-size 384
 """
 
+INSPECT_EXAMPLES = """\
+examples:
+  whereformer inspect deit_small_patch16_224_ctx_product_50_shared_k.pth
+      whose names these are, which model they fit, which encodings it has; no weights are read
+  whereformer inspect folder/of/a/model --json
+  whereformer inspect owner/name@revision
+      on the Hugging Face hub
+  whereformer inspect last.pth --part model_ema
+"""
+
+CONVERT_EXAMPLES = """\
+examples:
+  whereformer convert dinov2_vitb14_reg4_pretrain.pth --out dinov2.safetensors
+      timm's names; what is only renamed stays to the bit
+  whereformer convert deit_tiny_patch16_224_ctx_product_50_shared_k.pth --out irpe.safetensors --to ours
+      the names of a timm model after whereformer.equip
+  whereformer convert dinov2.safetensors --out official.safetensors --to dinov2-reg
+  whereformer convert sharded/model.safetensors.index.json --out one.safetensors --shard 5GB
+
+The new file is whole or not there. docs/checkpoints.md lists the layouts.
+"""
+
 MODELS_EXAMPLES = """\
 examples:
   whereformer models dinov3
@@ -57,6 +81,18 @@ examples:
   whereformer models
       all of them: more than a thousand are built, without memory for their weights, which takes minutes
   whereformer models vit_ --json
+"""
+
+RESIZE_EXAMPLES = """\
+examples:
+  whereformer resize vit_base_224.safetensors --to 384 --out vit_base_384.safetensors
+  whereformer resize dinov2_vits14.pth --to 672x1022 --recipe dinov2 --out dinov2_672x1022.safetensors
+      height x width
+  whereformer resize swin_tiny_224.pth --from 224 --to 384 --window 12 --out swin_tiny_384.pth
+  whereformer resize flexivit.safetensors --to 240 --new-patch 8 --out flexivit_8.safetensors
+
+Everything that is no table of places or offsets stays to the bit. Load the result into a model that is built for
+the new size; or resize the model, with whereformer.resize in Python.
 """
 
 DOCTOR_EXAMPLES = """\
@@ -243,6 +279,93 @@ def cost(options: argparse.Namespace) -> None:
         )
 
 
+def inspect(options: argparse.Namespace) -> None:
+    """say what a checkpoint holds: layout, model, encodings, grid, what does not fit; no weights are read"""
+    _needs("rich", "safetensors", "timm")
+    from whereformer.adapters import inspect as look
+
+    found = look(options.checkpoint, part=options.part)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=2))
+        return
+    layout, best = found.layout, next(iter(found.models), None)
+    own = "of an equipped model" if found.equipped else "timm's, or none of the known"
+    facts = {
+        "layout": f"{layout.name}: {layout.source}" if layout else own,
+        "encoding": found.encoding,
+        "grid": f"{found.grid[0]} x {found.grid[1]}" if found.grid else "not told by its tables",
+        "prefix tokens": f"{found.prefix_tokens}, of which {found.prefix_rows} have rows in the position table",
+        "resized as": found.resize,
+        "parameters": f"{found.parameters:,}, {found.bytes / 1e6:,.1f} MB",
+        "dtypes": ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items()),
+    }
+    if found.part:
+        others = f" (also there: {', '.join(found.others)}; see --part)" if found.others else ""
+        facts["part"] = found.part + others
+    if layout and layout.note:
+        facts["note"] = layout.note
+    _print_facts(found.source, facts)
+    exact = [str(match) for match in found.models if match.fits]
+    if exact:
+        _print_facts("timm model", {"fits": "\n".join(exact)})
+    elif best:
+        _print_facts("timm model", {"nearest": str(best), "does not fit": _shortened(best.problems)})
+    elif layout:
+        _print_facts("timm model", {"fits": "none: it is not of timm"})
+    if found.tables:
+        _print_facts("tables", dict(_tables(found.tables)))
+    if found.dropped:
+        _print_facts("left out by convert", {"": _shortened([", ".join(found.dropped)])})
+
+
+def _shortened(lines: Sequence[str], most: int = 8, width: int = 300) -> str:
+    cut = [line if len(line) <= width else f"{line[:width]} ..." for line in lines[:most]]
+    more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join([*cut, *more])
+
+
+def _tables(tables: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """One line for all tables of a kind and size."""
+    same: dict[tuple[Any, ...], list[Any]] = {}
+    for table in tables:
+        same.setdefault((table.kind, table.shape, table.grid), []).append(table)
+    for (kind, shape, grid), alike in same.items():
+        of = " x ".join(map(str, grid)) if grid else "a grid that is not told"
+        more = f" ... {alike[-1].name} ({len(alike)})" if len(alike) > 1 else ""
+        rows = f", {alike[0].prefix} rows of prefix tokens" if alike[0].prefix else ""
+        yield alike[0].name + more, f"{kind}, {' x '.join(map(str, shape))}, of {of}{rows}"
+
+
+def convert(options: argparse.Namespace) -> None:
+    """write a checkpoint as safetensors, in timm's names or another layout's, whole or not at all"""
+    _needs("rich", "safetensors", "timm")
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from whereformer.adapters.convert import plan
+
+    planned = plan(options.checkpoint, to=options.to, part=options.part)
+    console = Console(stderr=True, highlight=False)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=planned.bytes)
+        files = planned.write(options.out, shard=options.shard, done=lambda count: bar.advance(task, count))
+    if options.json:
+        print(json.dumps({**planned.to_dict(), "files": [str(file) for file in files]}, indent=2))
+        return
+    for line in planned.lines():
+        print(line)
+    model = planned.models[0] if planned.models else None
+    print(
+        f"\n{planned.layout.name if planned.layout else 'timm'} -> {planned.to}: {len(planned.entries)} tensors,"
+        f" {planned.bytes / 1e6:,.1f} MB, {len(planned.steps)} changes; written: {', '.join(map(str, files))}"
+    )
+    if model and not model.fits:
+        print(f"It fits no timm model as it is; nearest is {model}:\n{_shortened(model.problems)}")
+    elif model:
+        print(f"It fits {model}")
+
+
 def models(options: argparse.Namespace) -> None:
     """list timm's architectures: what can be attached to each, what it says itself, on which grid"""
     _needs("rich", "timm")
@@ -306,6 +429,61 @@ def _print_architectures(found: Sequence[Any]) -> None:
             several = f"{len(members)} of {family}" if len(members) > 3 else ", ".join(members)
             console.print(f"  {several}: {why}")
     console.print(f"\n{Share.of(found)}")
+
+
+def resize(options: argparse.Namespace) -> None:
+    """resize a checkpoint to images of another size: its tables of places and offsets, and patch kernels"""
+    _needs("rich", "safetensors")
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from whereformer.adapters.resize_weights import Plan, plan, resize_file, spelled
+
+    if options.patch is None and options.new_patch is not None:
+        raise InputError(f"new_patch={options.new_patch}, expected --patch too: from which size")
+
+    def planned(weights: Any) -> Plan:
+        found = plan(
+            weights,
+            options.to,
+            home_size=options.from_,
+            patch_size=options.patch,
+            new_patch_size=options.new_patch,
+            window=options.window,
+            recipe=options.recipe,
+        )
+        progress.update(task, total=(progress.tasks[0].total or 0) + len(weights))
+        return found
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("resizing", total=None)
+        done = resize_file(options.checkpoint, options.out, planned, lambda key: progress.advance(task))
+    if options.json:
+        print(json.dumps(done.to_dict() | {"out": str(options.out)}, indent=2))
+        return
+    lines = [
+        [old.name, old.kind, _sizes(old.shape), _sizes(new.shape), spelled(old.recipe_for(done.recipe))]
+        for old, new in done.moves
+    ]
+    _print_table(["table", "over", "was", "is", "recipe"], _together(lines), text=5)
+    for key in done.dropped:
+        print(f"dropped {key}: it follows from the size")
+    print(f"{options.out}: for images of {_sizes(done.new.image)}, everything else as in {options.checkpoint}")
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _together(lines: Sequence[list[str]]) -> list[list[str]]:
+    """Lines that differ in the numbers of blocks alone, as one."""
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for name, *rest in lines:
+        groups.setdefault((re.sub(r"\d+", "N", name), *rest), []).append([name, *rest])
+    return [
+        [members[0][0] + (f" ... {members[-1][0]} ({len(members)})" if len(members) > 1 else ""), *members[0][1:]]
+        for members in groups.values()
+    ]
 
 
 def doctor(options: argparse.Namespace) -> None:
@@ -487,10 +665,42 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--encodings", action="append", metavar="SPECS", help="separated by ;  (may be repeated)")
     command.add_argument("--image-size", type=_count, metavar="PIXELS", help="the model's own if not given")
+    for name, function, examples in (
+        ("inspect", inspect, INSPECT_EXAMPLES),
+        ("convert", convert, CONVERT_EXAMPLES),
+    ):
+        command = add(name, function, examples)
+        command.add_argument("checkpoint", metavar="CKPT", help="a file, a folder, or owner/name on the hub")
+        command.add_argument("--part", metavar="NAME", help="which state dict, if the file holds several")
+    command.add_argument("--out", type=Path, required=True, metavar="NEW.safetensors")
+    command.add_argument(
+        "--to",
+        default="timm",
+        metavar="LAYOUT",
+        help="timm (the default), ours (after equip), or an official one",
+    )
+    command.add_argument("--shard", type=_bytes, default="5GB", metavar="SIZE", help="the largest file (5GB)")
     command = add("models", models, MODELS_EXAMPLES)
     command.add_argument(
         "pattern", nargs="?", default="", metavar="PATTERN", help="in their names; * and ? are wild"
     )
+    command = add("resize", resize, RESIZE_EXAMPLES)
+    command.add_argument("checkpoint", type=Path, metavar="CKPT", help="a .safetensors or a torch file")
+    command.add_argument(
+        "--to", type=_size, required=True, metavar="PIXELS", help="384, or 672x1022: height x width"
+    )
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="NEW", help="the file to write, of either kind"
+    )
+    command.add_argument(
+        "--from", type=_size, metavar="PIXELS", dest="from_", help="what the weights are for, if they do not tell"
+    )
+    command.add_argument("--patch", type=_size, metavar="PIXELS", help="of the patch embedding (its stride)")
+    command.add_argument("--new-patch", type=_size, metavar="PIXELS", help="if that is to change (FlexiViT)")
+    command.add_argument(
+        "--window", type=_size, metavar="PATCHES", help="new windows of a Swin; without, they stay"
+    )
+    command.add_argument("--recipe", choices=sorted(RECIPES), help="without: as the library of the weights does")
     add("doctor", doctor, DOCTOR_EXAMPLES)
     return top
 
@@ -500,6 +710,29 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 1 on")
     return value
+
+
+def _bytes(text: str) -> int:
+    """
+    >>> _bytes("5GB"), _bytes("200 MB"), _bytes("1e3")
+    (5000000000, 200000000, 1000)
+    """
+    found = re.fullmatch(r"([0-9.e+]+)\s*([GMK]?)B?", text.strip(), re.IGNORECASE)
+    try:
+        size = int(float(found[1]) * {"G": 10**9, "M": 10**6, "K": 10**3}.get(found[2].upper(), 1)) if found else 0
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a size such as 5GB")
+    return size
+
+
+def _size(text: str) -> tuple[int, int]:
+    numbers = text.split("x")
+    if len(numbers) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number, or HEIGHTxWIDTH")
+    height, width = _count(numbers[0]), _count(numbers[-1])
+    return height, width
 
 
 def _fail(message: object) -> NoReturn:

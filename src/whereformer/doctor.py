@@ -28,8 +28,8 @@ SAMPLES = ("none", "rope_axial", "swin", "irpe", "irpe(on='qkv')")
 GRID = Grid(5, 7, prefix=1)
 HEADS, HEAD_DIM = 2, 16
 
-MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist", "scikit-build-core": "scikit_build_core"}
-"""Modules that are not called as the library that brings them."""
+MODULES = {"scikit-learn": "sklearn", "pytest-xdist": "xdist", "pyyaml": "yaml"}
+"""Modules that are not called as the library that brings them, but for hyphens."""
 
 IN_A_CHECKOUT = "cmake -S . -B build && cmake --build build, with GCC or Clang on the PATH"
 FROM_SOURCE = "pip install --force-reinstall --no-deps --no-cache-dir -v, with GCC or Clang on the PATH"
@@ -148,7 +148,7 @@ def _libraries() -> Iterator[Finding]:
             continue
         try:
             with warnings.catch_warnings(action="ignore"):
-                importlib.import_module(MODULES.get(name, name))
+                importlib.import_module(MODULES.get(name, name.replace("-", "_")))
         except Exception as error:
             yield Finding("libraries", name, f"{version} does not load: {error}", broken=True)
         else:

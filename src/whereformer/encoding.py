@@ -1,14 +1,15 @@
 """The four moments at which an encoding may speak to a transformer."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from whereformer.errors import InputError, check_heads
+from whereformer.errors import InputError, check_heads, check_in_memory
 from whereformer.forms import Bias, Turn, Values
 from whereformer.grid import Grid
+from whereformer.resample import without_autocast
 
 MOMENTS = ("tokens", "rotations", "biases", "values")
 
@@ -42,11 +43,7 @@ class PositionEncoding(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__()
-        if not isinstance(grid, Grid):
-            raise InputError(f"{type(self).__name__}: grid={grid!r}, expected a whereformer.Grid")
-        if grid.axes not in self.axes:
-            wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
-            raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
+        self._check_home(grid)
         check_heads(type(self).__name__, dim, num_heads)
         self.dim = dim
         self.num_heads = num_heads
@@ -64,13 +61,57 @@ class PositionEncoding(nn.Module):
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterable[Bias]:
         """On the logits: biases. q and k, neither scaled nor turned: [batch, heads, tokens, head_dim].
 
-        What is in the formula divided by √head_dim is divided here, best in a table, where it is small.
+        What is in the formula divided by √head_dim is divided here, best by the scale of `Scores`, or in a table.
         """
         return ()
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterable[Values]:
         """After the softmax: terms of the output. v: [batch, heads, tokens, head_dim]."""
         return ()
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        """What those parameters that are shaped by the home grid read on another: their names, and new values."""
+        return {}
+
+    def resize(self, grid: Grid) -> Self:
+        """Make another grid the home grid, in place: there it says from now on what it says there already.
+
+        Tables that are made for the home grid are made for the new one, in float32, rounded once to their dtype;
+        they are new parameters, unless the size stays. Rows of prefix tokens, windows, and whatever does not
+        depend on the grid, stay to the bit. What is scaled from the grid of the training (rotations) still is.
+
+        Args:
+            grid: a whole grid, with as many prefix tokens as the home grid.
+
+        Returns:
+            the same encoding.
+
+        Raises:
+            InputError: it is defined on grids of another kind, or a table has no numbers here.
+        """
+        self._check_home(grid)
+        if not grid.regular or grid.prefix != self.grid.prefix or grid.axes != self.grid.axes:
+            raise InputError(
+                f"{type(self).__name__}: resize to {grid}, expected a whole grid like its home {self.grid}:"
+                f" prefix={self.grid.prefix}, {'frames' if self.grid.frames else 'no frames'}"
+            )
+        if grid.size != self.grid.size:
+            for name, parameter in self.named_parameters():
+                check_in_memory(f"{type(self).__name__}.{name}", parameter)
+            like = next(self.parameters(), torch.empty(0))
+            with torch.no_grad(), without_autocast(like.device):
+                tables = self.tables_on(grid)
+            for name, table in tables.items():
+                replace_parameter(self, name, table)
+        self.grid = grid
+        return self
+
+    def _check_home(self, grid: Grid) -> None:
+        if not isinstance(grid, Grid):
+            raise InputError(f"{type(self).__name__}: grid={grid!r}, expected a whereformer.Grid")
+        if grid.axes not in self.axes:
+            wanted = " or ".join({2: "images", 3: "videos"}[axes] for axes in self.axes)
+            raise InputError(f"{type(self).__name__}: grid={grid}, but it is defined on {wanted}")
 
     def blocks(self, depth: int) -> Sequence[int]:
         """Which of `depth` blocks hold one of these each, counted from 0; its tokens come before the block."""
@@ -90,6 +131,16 @@ class PositionEncoding(nn.Module):
     def moments(self) -> tuple[str, ...]:
         """The moments at which this encoding speaks."""
         return overridden(type(self))
+
+
+def replace_parameter(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a parameter of a module another value, of another shape: a new one, unless it is the very same."""
+    old = module.get_parameter(name)
+    if value.shape == old.shape and value.data_ptr() == old.data_ptr():
+        return
+    owner, _, last = name.rpartition(".")
+    new = nn.Parameter(value.detach().contiguous(), old.requires_grad)
+    module.get_submodule(owner).register_parameter(last, new)
 
 
 def overridden(cls: type[PositionEncoding]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Sequence
 from types import UnionType
+from typing import Any
 
 
 class InputError(ValueError):
@@ -32,6 +33,22 @@ def check_one_of(what: str, value: object, accepted: Sequence[object]) -> None:
     """Raise unless `value`, called `what`, is one of those."""
     if value not in accepted:
         raise InputError(f"{what}={value!r}, expected one of {list(accepted)}")
+
+
+def check_gathered(what: str, tensor: Any) -> None:
+    """Raise if a tensor, called `what`, that is to be resized has no numbers in this process."""
+    if not tensor.numel():
+        raise InputError(
+            f"{what} has shape {tuple(tensor.shape)}, without numbers: resize before weights are sharded (ZeRO-3),"
+            " or inside deepspeed.zero.GatheredParameters"
+        )
+
+
+def check_in_memory(what: str, tensor: Any) -> None:
+    """Raise if a tensor, called `what`, that is to be resized has no numbers at all, or none in this process."""
+    if tensor.is_meta:
+        raise InputError(f"{what} is on the meta device, without numbers: load the weights first, then resize")
+    check_gathered(what, tensor)
 
 
 def check_at_least(what: str, value: object, least: float) -> None:

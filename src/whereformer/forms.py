@@ -199,15 +199,17 @@ class OffsetBias:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """scores[b, h, i, n] = reader[b, h, i] · table[h, :, n], made only by who needs them whole.
+    """scores[b, h, i, n] = scale reader[b, h, i] · table[h, :, n], made only by who needs them whole.
 
     Args:
         reader: [b, h, tokens, d]: what reads the table, the very q or k that an encoding got if it can be.
         table: [1 or h, d, buckets], of any floating dtype; it is read in the reader's.
+        scale: a number: a backend may multiply by it on the way, which a tensor of its own would not.
     """
 
     reader: Tensor
     table: Tensor
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.reader.ndim != 4 or self.table.ndim != 3 or self.reader.shape[-1] != self.table.shape[-2]:
@@ -222,9 +224,15 @@ class Scores:
     def device(self) -> torch.device:
         return self.reader.device
 
+    @property
+    def scaled(self) -> Tensor:
+        """The table times the scale."""
+        return self.table if self.scale == 1 else self.table * self.scale
+
     def dense(self) -> Tensor:
         """[b, h, tokens, buckets]."""
-        table = self.table[0] if self.table.shape[0] == 1 else self.table  # one product, not one for each head
+        table = self.scaled
+        table = table[0] if table.shape[0] == 1 else table  # one product, not one for each head
         return self.reader @ table.to(self.reader.dtype)
 
 

@@ -15,6 +15,16 @@ _found: dict[Hashable, tuple[Any, int]] = {}
 _lock = Lock()
 
 
+def watched() -> bool:
+    """Whether a graph is being made, or a mode or a transform is on: tensors may only pretend to hold numbers."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 def kept(key: Hashable, make: Callable[[], T], numbers: Callable[[T], int]) -> T:
     """What `make` returns, which nobody may change: made once for each key.
 
@@ -24,12 +34,7 @@ def kept(key: Hashable, make: Callable[[], T], numbers: Callable[[T], int]) -> T
         key: all that the result depends on, and whose it is.
         numbers: how many numbers the result holds.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-    ):
+    if watched():
         return make()
     if entry := _found.get(key):
         return entry[0]

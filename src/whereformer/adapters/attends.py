@@ -89,7 +89,7 @@ class _Watch(TorchFunctionMode):
         frame = self._inner()
         x, summed = frame.given, query.shape[-1]
         if isinstance(x, Tensor) and x.ndim in (3, 4):
-            tokens = {prod(x.shape[1:-1]), prod(x.shape[2:])}
+            tokens = {prod(x.shape[1:-1])} if x.ndim == 3 else {prod(x.shape[1:-1]), prod(x.shape[2:])}
             if summed in tokens and keys not in tokens:
                 return
         if scores is None:

@@ -172,8 +172,10 @@ def attend(
     """
     if query.ndim > 4:  # no host has a mask here
         q, k, v = (x.movedim(module.heads_axis, -3) for x in (query, key, value))
-        out = attend(module, *(x.flatten(0, -4) for x in (q, k, v)), attn_mask, dropout_p, is_causal, scale)
-        return out.unflatten(0, q.shape[:-3]).movedim(-3, module.heads_axis)
+        batch = q.shape[:-3]
+        q, k, v = (x.flatten(0, -4) for x in (q, k, v))
+        out = attend(module, q, k, v, attn_mask, dropout_p, is_causal, scale)
+        return out.unflatten(0, batch).movedim(-3, module.heads_axis)
     if query.ndim == 3:
         heads = next(iter(module.inside())).num_heads
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))

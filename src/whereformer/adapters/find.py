@@ -33,7 +33,8 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
         grid: the home grid, for a model that does not know it.
 
     Raises:
-        InputError: it is of no known kind, or wrapped in something that must come after.
+        InputError: it is of no known kind, has nothing that takes encodings, or is wrapped in something that must
+            come after.
     """
     refuse_wrapped(model, "equip")
     name = type(model).__name__
@@ -45,7 +46,10 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
         if library != LIBRARIES["torch"]:
             if grid is not None:
                 raise InputError(f"equip: grid={grid}, but {name} knows its own")
-            return make(model)
+            host = make(model)
+            if not host.stages:
+                raise InputError(f"equip: nothing in this {name} attends over a grid")
+            return host
         if not isinstance(grid, Grid):
             raise InputError(f"equip: {name} does not know where its tokens are; say it: grid=Grid(...)")
         return make(model, grid)

@@ -1,12 +1,14 @@
 """timm's architectures: which of them attend over a grid, and what can be attached to each."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from whereformer.adapters.attends import attending
 from whereformer.adapters.find import host_of
@@ -102,15 +104,15 @@ def architectures(pattern: str = "") -> Iterator[Architecture]:
         yield look(name)
 
 
-def look(name: str) -> Architecture:
-    """One of timm's architectures."""
+def look(name: str, *, watch: bool = True) -> Architecture:
+    """One of timm's architectures; without watching it only what `equip` knows of it."""
     import timm
 
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unfilled():
             model: Any = timm.create_model(name).eval()
         family = type(model).__module__.rpartition(".")[2]
-        attends = _attends_over_a_grid(model)
+        attends = watch and _attends_over_a_grid(model)
     except Exception as error:  # whatever timm, or a device without numbers, has against it
         said = " ".join(str(error).split())
         return Architecture(name, family="", why=f"cannot be looked at: {type(error).__name__}: {said}")
@@ -162,6 +164,20 @@ def _attends_over_a_grid(model: nn.Module) -> bool:
         for kind in kinds:
             _attends[kind] = _attends.get(kind, False) or kind in found
     return any(_attends.get(kind) for kind in kinds)
+
+
+class _Unfilled(TorchFunctionMode):
+    """What fills tensors fills none that have no memory, and takes no time: most of that of building a model."""
+
+    FILLS = re.compile(
+        r"(uniform|normal|trunc_normal|constant|ones|zeros|zero|fill|copy|erfinv|mul|div|add|clamp)_"
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        filled = args[0] if args else None
+        if isinstance(filled, Tensor) and filled.is_meta and self.FILLS.fullmatch(getattr(func, "__name__", "")):
+            return filled
+        return func(*args, **(kwargs or {}))
 
 
 def _reason(error: InputError) -> str:

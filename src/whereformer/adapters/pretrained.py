@@ -55,7 +55,8 @@ def from_pretrained(kind: Any, source: str | os.PathLike[str], *args: Any, **kwa
         what that returns.
 
     Raises:
-        InputError: the model was not equipped when it was saved, or weights of its encodings are missing.
+        InputError: the model was not equipped when it was saved; weights of its encodings are missing, or
+            offloaded.
     """
     kind = _of_config(kind, source, kwargs)
     wants_info = kwargs.pop("output_loading_info", False)
@@ -72,6 +73,11 @@ def from_pretrained(kind: Any, source: str | os.PathLike[str], *args: Any, **kwa
     ]
     if lost:
         raise InputError(f"{source} does not hold what its config says: {', '.join(sorted(lost))}")
+    if away := [name for name, p in model.named_parameters() if p.is_meta and ".encodings." in f".{name}"]:
+        raise InputError(
+            f"device_map: {away[0]} is offloaded, but encodings are read without being called, so that nothing"
+            " would bring it back: expected devices for all blocks"
+        )
     return (model, info) if wants_info else model
 
 

@@ -121,11 +121,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
         allowed = mask.allowed.expand(shape)
         added = None if mask.added is None else mask.added.to(exact).expand(shape)
     fields = [number for one in found for number in one.fields]
-    maps, entries = [one.at for one in found], [one.entries for one in found]
+    maps, entries, scales = [one.at for one in found], [one.entries for one in found], [one.scale for one in found]
     half = _is_half(forms)
     out = kernel.attention(
         kernel.Arguments(
-            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added
+            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added, scales
         )
     )
     for term in forms.values:
@@ -152,6 +152,10 @@ Feature = LowRankBias | AxisBias | DenseBias
 """What may ride along as features."""
 
 
+BY_OFFSET = (BucketBias, OffsetBias, BucketValues)
+"""What is looked up at the offset of two tokens."""
+
+
 class Plan(NamedTuple):
     """How the forms of one attention are put to the kernel.
 
@@ -176,7 +180,7 @@ def _plan(forms: Forms, q: Tensor | None = None, k: Tensor | None = None) -> Pla
     for form in (*forms.biases, *forms.values):
         if isinstance(form, AxisBias):
             axes.append(form)
-        elif isinstance(form, BucketBias | OffsetBias | BucketValues):
+        elif isinstance(form, BY_OFFSET):
             grids = lookups.grids(form)
             if not (grids[0].regular and grids[1].regular):
                 return "lookups where patches do not fill their grid"
@@ -196,10 +200,11 @@ def _plan(forms: Forms, q: Tensor | None = None, k: Tensor | None = None) -> Pla
         # What prefix queries say to each key is not said by a bucket.
         fits = not queries[0] and bias.keys.regular and _size(bias.keys) == keys
         (looked_up if fits else features).append(bias)
-    on_values = sum(isinstance(form, BucketValues) for form in looked_up)
-    on_logits = len(looked_up) - on_values + sum(isinstance(form, AxisBias) for form in looked_up)
-    if (count := max(on_logits, on_values)) > MOST_LOOKUPS:
-        return f"{count} lookups, more than {MOST_LOOKUPS}"
+    if len(looked_up) + len(axes) > MOST_LOOKUPS:  # or there is nothing to count
+        on_values = sum(isinstance(form, BucketValues) for form in looked_up)
+        on_logits = len(looked_up) - on_values + sum(isinstance(form, AxisBias) for form in looked_up)
+        if (count := max(on_logits, on_values)) > MOST_LOOKUPS:
+            return f"{count} lookups, more than {MOST_LOOKUPS}"
     return Plan(queries, keys, looked_up, features)
 
 

@@ -27,7 +27,7 @@ FIELDS = ("kind", "by_table", "absolute", "mirrored", "prefix")
 # ---------------------------------------------------------------------------------------------------------------
 # The library.
 
-TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pq2P"
+TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pqd2P"
 ATTENTION = f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}qPP4qP4q{4 * TOKENS}"
 """The header's structures, for `struct`: q is an int64_t, P a pointer, d a double."""
 
@@ -88,6 +88,7 @@ class Arguments(NamedTuple):
         lookups: `FIELDS` of each lookup, one after the other.
         maps: int32, contiguous. entries: table or scores, float32, contiguous.
         allowed: bool, added: float32; both [batch, heads, queries, keys], of any strides.
+        scales: of each lookup's entries, where they are a table: it is multiplied by that; none: by 1.
     """
 
     q: Tensor
@@ -103,11 +104,13 @@ class Arguments(NamedTuple):
     entries: Sequence[Tensor]
     allowed: Tensor | None
     added: Tensor | None
+    scales: Sequence[float] = ()
 
 
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, SymInt[] queries, SymInt[] keys, SymInt head_dim, bool half, Tensor[] turns,"
-    " SymInt[] lookups, Tensor[] maps, Tensor[] entries, Tensor? allowed, Tensor? added"
+    " SymInt[] lookups, Tensor[] maps, Tensor[] entries, Tensor? allowed, Tensor? added,"
+    " float[] scales"
 )
 
 
@@ -119,7 +122,7 @@ def _layout(lookups: int) -> tuple[struct.Struct, type[ctypes.Array[ctypes.c_cha
 
 
 BEHIND = struct.calcsize(ATTENTION)
-NO_TOKENS, NO_MASK = (0,) * 4, (0,) * 5
+NO_TURNS, NO_MASK, NO_GRADIENTS = (0,) * 10, (0,) * 5, (0,) * 16
 
 
 def _run(
@@ -131,39 +134,35 @@ def _run(
     gradients_of_entries: Sequence[Tensor] = (),
 ) -> None:
     """Calls the kernel on what lies where `_rows` put it."""
-    q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added = a
+    q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added, scales = a
     batch, heads, _, features = q.shape
     count = len(maps)
     layout, memory = _layout(count)
     there = memory()
     at = ctypes.addressof(there)
-    values = [batch, heads, features, v.shape[-1], *queries, *keys]
-    values += (q.dtype == torch.bfloat16, torch.get_num_threads(), head_dim**-0.5)
-    values += (*_tokens(q), *_tokens(k), *_tokens(v), *_tokens(out), lse.data_ptr())
-    if turns:
-        values += (turns[0].shape[-1], half, *_turn(turns[0], turns[1]), *_turn(turns[2], turns[3]))
-    else:
-        values += (0, 0, *NO_TOKENS, *NO_TOKENS)
-    values += (count, at + BEHIND)
-    values += NO_MASK if allowed is None else (allowed.data_ptr(), *allowed.stride())
-    values += NO_MASK if added is None else (added.data_ptr(), *added.stride())
-    for x in gradients:
-        values += _tokens(x)
-    if not gradients:
-        values += 4 * NO_TOKENS
+    values: list[float] = []
     step = len(FIELDS)
     for n in range(count):
         gradient = gradients_of_entries[n] if gradients_of_entries else None
-        values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], gradient)
-    layout.pack_into(there, 0, *values)
+        scale = scales[n] if scales else 1.0
+        values += _lookup(fields[n * step : n * step + step], maps[n], entries[n], scale, gradient)
+    layout.pack_into(
+        there,
+        0,
+        *(batch, heads, features, v.shape[-1], *queries, *keys),
+        *(q.dtype == torch.bfloat16, torch.get_num_threads(), head_dim**-0.5),
+        *(q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]),
+        *(out.data_ptr(), *out.stride()[:3], lse.data_ptr()),
+        *((turns[0].shape[-1], half, *_turn(*turns[:2]), *_turn(*turns[2:])) if turns else NO_TURNS),
+        *(count, at + BEHIND),
+        *(NO_MASK if allowed is None else (allowed.data_ptr(), *allowed.stride())),
+        *(NO_MASK if added is None else (added.data_ptr(), *added.stride())),
+        *([n for x in gradients for n in (x.data_ptr(), *x.stride()[:3])] if gradients else NO_GRADIENTS),
+        *values,
+    )
     found = _library()
     if code := getattr(found, name)(at):
         raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
-
-
-def _tokens(x: Tensor) -> tuple[int, ...]:
-    batch, head, token, _ = x.stride()
-    return x.data_ptr(), batch, head, token
 
 
 def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
@@ -172,7 +171,9 @@ def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
     return cos.data_ptr(), sin.data_ptr(), batch if batches > 1 else 0, head if heads > 1 else 0
 
 
-def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor | None) -> tuple[int, ...]:
+def _lookup(
+    fields: Sequence[int], at: Tensor, entries: Tensor, scale: float, gradient: Tensor | None
+) -> tuple[float, ...]:
     kind, by_table, absolute, mirrored, prefix = fields
     shape = entries.shape
     buckets = shape[-2 if kind == VALUES else -1]
@@ -180,8 +181,8 @@ def _lookup(fields: Sequence[int], at: Tensor, entries: Tensor, gradient: Tensor
     here, there = entries.data_ptr(), 0 if gradient is None else gradient.data_ptr()
     told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
     if by_table or kind == VALUES:
-        return (*told, here, 0, head, there, 0)
-    return (*told, 0, here, head, 0, there)
+        return (*told, here, 0, head, scale, there, 0)
+    return (*told, 0, here, head, scale, 0, there)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -263,12 +264,13 @@ def _check(a: Arguments) -> None:
     Raises:
         InputError: they are not.
     """
-    (batch, heads, queries, features), (_, _, keys, _) = a.q.shape, a.k.shape
-    dtype, exact, values = a.q.dtype, torch.float32, a.v.shape[-1]
+    batch, heads, queries, features = a.q.shape
+    keys, dtype, exact, values = a.k.shape[2], a.q.dtype, torch.float32, a.v.shape[-1]
     _expect("k", a.k, (batch, heads, keys, features), dtype)
     _expect("v", a.v, (batch, heads, keys, values), dtype)
     for side, size, tokens in (("queries", a.queries, queries), ("keys", a.keys, keys)):
-        if size[0] + math.prod(size[1:]) != tokens:
+        prefix, frames, height, width = size
+        if prefix + frames * height * width != tokens:
             raise InputError(f"{side} on {tuple(size)}, but {tokens} tokens")
     for n, wave in enumerate(a.turns):
         images, of_heads, _, pairs = wave.shape
@@ -276,14 +278,16 @@ def _check(a: Arguments) -> None:
         pairs = min(pairs, features // 2) if n == 0 else a.turns[0].shape[-1]
         shape = (images if images == 1 else batch, of_heads if of_heads == 1 else heads, patches, pairs)
         _expect("cos or sin", wave, shape, exact, whole=True)
-    offsets = [i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)]
+    if len(a.scales) not in (0, len(a.maps)):
+        raise InputError(f"{len(a.scales)} scales, but {len(a.maps)} lookups")
+    offsets = math.prod(i + j - 1 for i, j in zip(a.queries[1:], a.keys[1:], strict=True)) if a.maps else 0
     for n, (at, entries) in enumerate(zip(a.maps, a.entries, strict=True)):
         kind, by_table, absolute, _, prefix = a.lookups[n * len(FIELDS) : (n + 1) * len(FIELDS)]
-        places = math.prod(a.keys[1:] if absolute else offsets)
+        places = math.prod(a.keys[1:]) if absolute else offsets
         if at.numel() != places or at.dtype != torch.int32 or not at.is_contiguous():
             raise InputError(f"map {tuple(at.shape)} {at.dtype}, expected {places} buckets in int32, contiguous")
-        first, buckets = entries.shape[0], entries.shape[-2 if kind == VALUES else -1]
-        first = first if first == 1 else heads
+        found = entries.shape
+        first, buckets = 1 if found[0] == 1 else heads, found[-2 if kind == VALUES else -1]
         if kind == VALUES:
             shape = (first, buckets, values)
         elif by_table:
@@ -360,16 +364,16 @@ class _Attention(torch.autograd.Function):
 
 def _flat(a: Arguments) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
     """The arguments that nobody changes, and the other tensors."""
-    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps)
+    rest = (a.queries, a.keys, a.head_dim, a.half, a.lookups, a.maps, a.scales)
     return rest, _given(a)
 
 
 def _filled(rest: tuple[Any, ...], tensors: Sequence[Any]) -> Arguments:
     """The reverse of `_flat`."""
-    queries, keys, head_dim, half, lookups, maps = rest
+    queries, keys, head_dim, half, lookups, maps, scales = rest
     q, k, v, allowed, added, *lists = tensors
     entries, turns = lists[: len(maps)], lists[len(maps) :]
-    return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added)
+    return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, allowed, added, scales)
 
 
 def _differentiable(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ class Lookup(NamedTuple):
         at: the map, int32, contiguous.
         entries: contiguous: a table [1 or h, d, buckets], scores [b, h, tokens, buckets] or
             [1 or h, buckets], or values [1 or h, buckets, d].
+        scale: of a table, by which it is multiplied where it is read.
     """
 
     kind: int
@@ -38,6 +39,7 @@ class Lookup(NamedTuple):
     prefix: int
     at: Tensor
     entries: Tensor
+    scale: float = 1.0
 
     @property
     def fields(self) -> tuple[int, ...]:
@@ -73,7 +75,8 @@ def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) ->
             reader, kind, mirrored = (q, BY_QUERY, 0) if side == "query" else (k, BY_KEY, 1)
             at, prefix = _placed(buckets.mapping, buckets.queries, buckets.keys, q)
             if isinstance(scores, Scores) and scores.reader is reader and not turned:
-                yield Lookup(kind, 1, 0, mirrored, prefix, at, as_dtype(scores.table, dtype).contiguous())
+                table = as_dtype(scores.table, dtype).contiguous()
+                yield Lookup(kind, 1, 0, mirrored, prefix, at, table, scores.scale)
                 return
             scores = as_dtype(form.made(), dtype)
             if all(isinstance(n, int) and n == 1 for n in (*scores.shape[:-3], scores.shape[-2])):
@@ -99,10 +102,11 @@ def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) ->
 
     Without a mapping each offset is a bucket of its own.
     """
+    device = like.device
     if type(like) is not Tensor or not isinstance(mapping, Hashable):
-        return _made(mapping, queries, keys, like.device)
-    key = (_made, mapping, queries, keys, like.device)
-    return kept(key, lambda: _made(mapping, queries, keys, like.device), lambda made: made[0].numel())
+        return _made(mapping, queries, keys, device)
+    key = (_made, mapping, queries, keys, device)
+    return kept(key, lambda: _made(mapping, queries, keys, device), lambda made: made[0].numel())
 
 
 def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:

@@ -20,7 +20,7 @@ class AbsWin(PositionEncoding):
 
     Args:
         window: h, w of the windows, in patches (Hiera: its mask units; SAM 2: the windows of the first stage).
-        size: height and width of E. None: those of the home grid.
+        size: height and width of E. None: those of the home grid, and E is resized with it.
         antialias: widen the kernel when shrinking (timm's Hiera); SAM 2 does not.
         std: of the truncated normal that both tables start from.
 
@@ -43,6 +43,7 @@ class AbsWin(PositionEncoding):
     ) -> None:
         super().__init__(dim, num_heads, grid)
         check_bool("AbsWin: antialias", antialias)
+        self.sized_by_grid = size is None
         size = grid.size if size is None else size
         check_size("AbsWin: window", window)
         check_size("AbsWin: size", size)
@@ -58,12 +59,17 @@ class AbsWin(PositionEncoding):
         nn.init.trunc_normal_(self.window, std=self.std)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        background = resample(self.table, (grid.height, grid.width), antialias=self.antialias)
-        background = grid.pick(background)
+        background = grid.pick(self._background(grid))
         h, w = self.window.shape[:2]
         row, column = grid.coords(x.device).unbind(-1)
         window = F.embedding(row % h * w + column % w, self.window.flatten(0, 1))
         return add(x, grid, background + window)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": self._background(grid)} if self.sized_by_grid else {}
+
+    def _background(self, grid: Grid) -> Tensor:
+        return resample(self.table, (grid.height, grid.width), antialias=self.antialias)
 
     def extra_repr(self) -> str:
         window, size = (tuple(table.shape[:2]) for table in (self.window, self.table))

@@ -63,6 +63,9 @@ class AxialDeepLab(PositionEncoding):
         (_, _, r_v), here, _ = self._read(queries, keys)
         yield BucketValues(F.pad(r_v, (0, 1)).mT[None], here)
 
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"relative": resized(self.relative.mT, self._patches(grid)).mT}
+
     def _read(self, queries: Grid, keys: Grid) -> tuple[tuple[Tensor, ...], Buckets, Buckets]:
         for grid in (queries, keys):
             grid.check_whole()

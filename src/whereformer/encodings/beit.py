@@ -44,7 +44,7 @@ class BEiT(PositionEncoding):
             nn.init.zeros_(parameter)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> Iterator[OffsetBias | LowRankBias]:
-        table = resample_offsets(self.table, queries.size, keys.size, stretch=self.stretch)
+        table = self._read(queries, keys)
         yield OffsetBias(table, queries, keys)
         if not queries.prefix and not keys.prefix:
             return
@@ -55,6 +55,12 @@ class BEiT(PositionEncoding):
         left = torch.stack([ours, 1 - ours], -1)
         right = torch.stack([(1 - theirs) * to_patch + theirs * among, theirs * to_prefix], -1)
         yield LowRankBias(left[None, None], right[None].to(q.dtype))
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": self._read(grid, grid)}
+
+    def _read(self, queries: Grid, keys: Grid) -> Tensor:
+        return resample_offsets(self.table, queries.size, keys.size, stretch=self.stretch)
 
     def extra_repr(self) -> str:
         return f"table={tuple(self.table.shape)}, stretch={self.stretch!r}"

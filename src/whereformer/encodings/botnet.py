@@ -42,6 +42,10 @@ class BoTNet(PositionEncoding):
         tables = fitted((self.rows * scale, self.columns * scale), queries, keys)
         return per_axis(q, tables, queries, keys)
 
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        rows, columns = fitted((self.rows, self.columns), grid, grid)
+        return {"rows": rows, "columns": columns}
+
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * sum(2 * n - 1 for n in grid.size)
 

@@ -48,9 +48,15 @@ class Decomposed(PositionEncoding):
             nn.init.trunc_normal_(table, std=self.std) if self.std else nn.init.zeros_(table)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[AxisBias | BucketBias, ...]:
-        scale = self.head_dim**-0.5 if self.scaled else 1.0
-        tables = fitted((self.rows * scale, self.columns * scale), queries, keys)
+        rows, columns = self.rows, self.columns
+        if self.scaled:
+            rows, columns = rows * self.head_dim**-0.5, columns * self.head_dim**-0.5
+        tables = fitted((rows, columns), queries, keys)
         return per_axis(q, tables, queries, keys, _place)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        rows, columns = fitted((self.rows, self.columns), grid, grid)
+        return {"rows": rows, "columns": columns}
 
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * sum(2 * n - 1 for n in grid.size)

@@ -53,7 +53,7 @@ class EVA02(Rotary):
         self.spectrum = Spectrum.of(self.share(grid.axes, rest=grid.axes == 3), theta)
 
     def home(self) -> tuple[int, ...]:
-        return super().home() if self.reference is None else (*self.grid.size[:-2], *self.reference)
+        return super().home() if self.reference is None else (*self.trained.size[:-2], *self.reference)
 
     def waves(self, grid: Grid, device: torch.device | None) -> Tensor:
         return axial(self.stretched(self.spectrum, grid, device), self.order)

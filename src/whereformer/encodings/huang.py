@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,8 @@ class Huang(PositionEncoding):
         check_offsets("Huang", offsets, clip)
         self.method = method
         self.offsets: Offsets = offsets
-        self.clip = clip or (3 if offsets == "product" else max(grid.patches - 1, 1))
+        self.sized_by_grid = clip is None and offsets == "raster"
+        self.clip = clip or (3 if offsets == "product" else _every(grid))
         self.shared = shared
         buckets = clipped(offsets, self.clip, grid, grid)
         rows = buckets.count
@@ -104,6 +106,22 @@ class Huang(PositionEncoding):
         rest = factors.shape[-1] - self._distances()
         return factors.index_select(-1, F.pad(distance, (0, rest), value=self._distances()))
 
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        """Farther offsets than there were read the last row of their side."""
+        if not self.sized_by_grid:
+            return {}
+        first = 0 if self.method == 1 else -_every(grid)
+        offset = torch.arange(first, _every(grid) + 1, device=self.table.device).clamp(-self.clip, self.clip)
+        rows = offset if self.method == 1 else offset + self.clip
+        prefix = self.table[:, self._distances() if self.method == 1 else 2 * self.clip + 1 :]
+        return {"table": torch.cat([self.table[:, rows], prefix], 1)}
+
+    def resize(self, grid: Grid) -> Self:
+        super().resize(grid)
+        if self.sized_by_grid:
+            self.clip = _every(grid)
+        return self
+
     def _distances(self) -> int:
         return (self.clip + 1) ** (2 if self.offsets == "product" else 1)
 
@@ -116,3 +134,8 @@ class Huang(PositionEncoding):
     def extra_repr(self) -> str:
         said = ("method", "offsets", "clip", "shared")
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in said)
+
+
+def _every(grid: Grid) -> int:
+    """The clip that leaves every offset of the patches' numbers as it is."""
+    return max(grid.patches - 1, 1)

@@ -145,9 +145,10 @@ class IRPE(PositionEncoding):
     def _read(self, side: Literal["q", "k"], x: Tensor, here: Grid, there: Grid) -> Iterator[BucketBias]:
         for part, mapping in self.mappings.items():
             table = self.tables[side + part]
-            if self.mode == "contextual" or self.scale_bias:
-                table = table * self.head_dim**-0.5
-            scores = Scores(x, table) if self.mode == "contextual" else table[None, :, None].to(x.dtype)
+            if self.mode == "contextual":
+                scores = Scores(x, table, self.head_dim**-0.5)
+            else:
+                scores = (table * self.head_dim**-0.5 if self.scale_bias else table)[None, :, None].to(x.dtype)
             yield BucketBias(scores, Buckets(mapping, here, there), "query" if side == "k" else "key")
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:

@@ -72,10 +72,19 @@ class Learned(PositionEncoding):
         grid.check(x.shape[1], "x")
         if self.prefix_rows and grid.prefix != self.prefix_rows:
             raise InputError(f"Learned: rows for {self.prefix_rows} prefix tokens, but {grid} has {grid.prefix}")
-        prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
-        patches = patches.unflatten(0, (self.grid.height, self.grid.width))
-        patches = resample(patches, (grid.height, grid.width), mode=self.mode, antialias=self.antialias)
+        prefix, patches = self._read(grid)
         patches = grid.pick(patches)
         rows = torch.cat([prefix.expand(*patches.shape[:-2], -1, -1), patches], -2).to(x.dtype)
         untouched = grid.prefix - self.prefix_rows
         return torch.cat([x[:, :untouched], x[:, untouched:] + rows], 1)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        prefix, patches = self._read(grid)
+        return {"table": torch.cat([prefix, patches.flatten(0, 1)])}
+
+    def _read(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Rows of the prefix tokens [p, dim], and of the patches of a grid [height, width, dim]."""
+        prefix, patches = self.table[: self.prefix_rows], self.table[self.prefix_rows :]
+        patches = patches.unflatten(0, (self.grid.height, self.grid.width))
+        patches = resample(patches, (grid.height, grid.width), mode=self.mode, antialias=self.antialias)
+        return prefix, patches

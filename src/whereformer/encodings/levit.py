@@ -45,11 +45,20 @@ class LeViT(PositionEncoding):
         kept = not queries.regular and queries.size == keys.size  # some of the keys' own patches
         if self.stride > 1 and queries is not keys and not kept:
             queries = self._on_keys(queries, q.device)
+        return (OffsetBias(self._read(queries, keys), queries, keys),)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        table = self._read(grid, grid)
+        for axis, n in enumerate(grid.size, 1):
+            table = table.narrow(axis, n - 1, n)
+        return {"table": table}
+
+    def _read(self, queries: Grid, keys: Grid) -> Tensor:
+        """[heads, offsets, offsets]: the table mirrored to all signs, on two grids."""
         table = self.table
         for axis in range(1, table.ndim):
             table = torch.cat([table.narrow(axis, 1, table.shape[axis] - 1).flip(axis), table], axis)
-        table = resample_offsets(table, queries.size, keys.size, stretch=self.stretch)
-        return (OffsetBias(table, queries, keys),)
+        return resample_offsets(table, queries.size, keys.size, stretch=self.stretch)
 
     def _on_keys(self, queries: Grid, device: torch.device) -> Points:
         """Where the queries are, in patches of the keys' grid; each frame shrinks by itself."""

@@ -18,7 +18,8 @@ class LieRE(PositionEncoding):
 
     LieRE. The A_a do not commute, so that R(p)ᵀ R(p') is not R(p' − p): this rotation keeps norms but is not
     exactly relative. Places run, as in the released code, from 0 at the first row (column, frame) to n/N at the
-    last, n the length of the axis and N that of the home grid. Exponentials are taken in float32 or more.
+    last, n the length of the axis and N that of the grid it was built for. Exponentials are taken in float32 or
+    more.
 
     Args:
         block: the size of the blocks on the diagonal of each A_a, LieRE_8 of the paper for 8; None: one block of
@@ -51,6 +52,7 @@ class LieRE(PositionEncoding):
         if isinstance(block, bool) or not isinstance(self.block, int) or not 2 <= self.block <= self.head_dim:
             raise InputError(f"LieRE: block={block!r}, expected 2 to {self.head_dim} features, or None")
         self.shared, self.scaling = shared, scaling
+        self.trained = grid
         blocks, entries = self.head_dim // self.block, self.block * (self.block - 1) // 2
         self.generators = nn.Parameter(torch.empty(grid.axes, 1 if shared else num_heads, blocks, entries))
         self.reset_parameters()
@@ -66,7 +68,7 @@ class LieRE(PositionEncoding):
         """Where each patch is: [(b or 1,) patches, axes], in the dtype of the generators, float32 or more."""
         scale = [
             (1.0 if self.scaling == "pi" else n / home) / greater(n - 1, 1)
-            for n, home in zip(grid.size, self.grid.size, strict=True)
+            for n, home in zip(grid.size, self.trained.size, strict=True)
         ]
         coords = grid.coords(device).to(exact(self.generators).dtype)
         return torch.stack([coords[..., a] * s for a, s in enumerate(scale)], -1)

@@ -42,9 +42,18 @@ class MaxViT(PositionEncoding):
         nn.init.normal_(self.table, std=self.std)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias]:
-        mirrored = self.table.flip(tuple(range(1, self.table.ndim)))
-        table = resample_offsets(mirrored, queries.size, keys.size, stretch=self.stretch)
-        return (OffsetBias(table, queries, keys),)
+        return (OffsetBias(self._read(queries, keys), queries, keys),)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": _mirrored(self._read(grid, grid))}
+
+    def _read(self, queries: Grid, keys: Grid) -> Tensor:
+        """[heads, offsets, offsets], of query − key."""
+        return resample_offsets(_mirrored(self.table), queries.size, keys.size, stretch=self.stretch)
 
     def extra_repr(self) -> str:
         return f"table={tuple(self.table.shape)}, stretch={self.stretch!r}"
+
+
+def _mirrored(table: Tensor) -> Tensor:
+    return table.flip(tuple(range(1, table.ndim)))

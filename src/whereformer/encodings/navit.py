@@ -68,7 +68,8 @@ class NaViT(PositionEncoding):
         self.longer: Longer = longer
         self.std = std
         self.names = "tyx"[-grid.axes :]
-        lengths = grid.size if size is None and coordinate == "fractional" else [size or 64] * grid.axes
+        self.sized_by_grid = size is None and coordinate == "fractional"
+        lengths = grid.size if self.sized_by_grid else [size or 64] * grid.axes
         width = dim // grid.axes if combine == "concat" else dim
         self.tables = nn.ParameterDict(
             {
@@ -83,7 +84,7 @@ class NaViT(PositionEncoding):
             nn.init.normal_(table, std=self.std)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        phi = spread(*(self._read(axis, n) for axis, n in zip(self.names, grid.size, strict=True)))
+        phi = spread(*self._read(grid).values())
         match self.combine:
             case "sum":
                 image = sum(phi[1:], phi[0])
@@ -93,11 +94,15 @@ class NaViT(PositionEncoding):
                 image = torch.cat(phi, -1)
         return add(x, grid, grid.pick(image))
 
-    def _read(self, axis: str, length: int) -> Tensor:
-        table = self.tables[axis]
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {f"tables.{axis}": t for axis, t in self._read(grid).items()} if self.sized_by_grid else {}
+
+    def _read(self, grid: Grid) -> dict[str, Tensor]:
+        """The tables on a grid, by axis."""
+        read = {axis: (self.tables[axis], n) for axis, n in zip(self.names, grid.size, strict=True)}
         if self.coordinate == "fractional":
-            return resample_line(table, length)
-        return first_rows(table, length, self.longer, f"NaViT: {axis}")
+            return {axis: resample_line(table, n) for axis, (table, n) in read.items()}
+        return {axis: first_rows(table, n, self.longer, f"NaViT: {axis}") for axis, (table, n) in read.items()}
 
     def macs(self, grid: Grid) -> int:
         return grid.patches * self.dim * (grid.axes - 1) if self.combine == "product" else 0

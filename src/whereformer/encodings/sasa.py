@@ -64,6 +64,12 @@ class SASA(PositionEncoding):
         rows, columns = (table * scale for table in tables)
         yield from per_axis(q, (F.pad(rows, (0, half)), F.pad(columns, (half, 0))), queries, keys, place)
 
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        if self.window is not None:
+            return {}
+        rows, columns = fitted((self.rows, self.columns), grid, grid)
+        return {"rows": rows, "columns": columns}
+
     def _place(self, query: Tensor, key: Tensor, queries: int, keys: int) -> Tensor:
         assert self.window is not None
         return key - query + self.window // 2

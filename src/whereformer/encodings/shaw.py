@@ -69,7 +69,7 @@ class Shaw(PositionEncoding):
         if "k" in self.on:
             buckets = clipped(self.offsets, self.clip, queries, keys)
             table = mirrored(self.tables["k"], buckets.mapping.count)
-            yield BucketBias(Scores(q, table.mT * self.head_dim**-0.5), buckets)
+            yield BucketBias(Scores(q, table.mT, self.head_dim**-0.5), buckets)
 
     def values(self, v: Tensor, queries: Grid, keys: Grid) -> Iterator[BucketValues]:
         if "v" in self.on:

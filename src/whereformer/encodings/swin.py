@@ -42,8 +42,14 @@ class Swin(PositionEncoding):
         nn.init.trunc_normal_(self.table, std=self.std)
 
     def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[OffsetBias]:
-        table = resample_offsets(self.table, queries.size, keys.size, stretch=self.stretch)
+        table = self._read(queries, keys)
         return (OffsetBias(table, queries, keys),)
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": self._read(grid, grid)}
+
+    def _read(self, queries: Grid, keys: Grid) -> Tensor:
+        return resample_offsets(self.table, queries.size, keys.size, stretch=self.stretch)
 
     def extra_repr(self) -> str:
         return f"table={tuple(self.table.shape)}, stretch={self.stretch!r}"

@@ -38,10 +38,15 @@ class ViT2D(PositionEncoding):
         nn.init.trunc_normal_(self.rows, std=self.std)
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
-        rows = resample_line(self.rows, grid.height, mode="bicubic", antialias=True)
-        columns = resample_line(self.columns, grid.width, mode="bicubic", antialias=True)
-        by_row, by_column = spread(rows, columns)
+        tables = self.tables_on(grid)
+        by_row, by_column = spread(tables["rows"], tables["columns"])
         return add(x, grid, grid.pick(torch.cat([by_column, by_row], -1)))
+
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {
+            "rows": resample_line(self.rows, grid.height, mode="bicubic", antialias=True),
+            "columns": resample_line(self.columns, grid.width, mode="bicubic", antialias=True),
+        }
 
     def extra_repr(self) -> str:
         return f"rows={len(self.rows)}, columns={len(self.columns)}"

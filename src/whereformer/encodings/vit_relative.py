@@ -42,5 +42,8 @@ class ViTRelative(PositionEncoding):
         table = resized(self.table, max(queries.width, keys.width)) * self.head_dim**-0.5
         return (read(q, table, along_row(queries, keys)),)
 
+    def tables_on(self, grid: Grid) -> dict[str, Tensor]:
+        return {"table": resized(self.table, grid.as_row().width)}
+
     def macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * (2 * grid.patches - 1)

@@ -2,10 +2,9 @@
 
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whereformer.adapters.writing import replaced
 from whereformer.errors import InputError
 from whereformer.lab.experiment import Experiment
 
@@ -21,29 +21,9 @@ State = dict[str, Any]  # what resume.pt holds: {"epoch", "model", "optimizer", 
 
 def write(path: Path, content: str | bytes) -> None:
     """Replaces the file at once: whoever reads it, even after a power cut, finds the old content or the new."""
-    data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        with open(draft, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # some systems cannot sync a folder
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with replaced(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:

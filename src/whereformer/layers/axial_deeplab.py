@@ -1,14 +1,16 @@
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from whereformer.encoding import replace_parameter
 from whereformer.encodings.axial_deeplab import Axis, check_axis
 from whereformer.encodings.common.offsets import Exact, resized
-from whereformer.errors import InputError, check_bool, check_count, check_heads
+from whereformer.errors import InputError, check_bool, check_count, check_heads, check_in_memory
 from whereformer.forms import BucketBias, BucketValues
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Separable
+from whereformer.resample import without_autocast
 
 
 class AxialAttention(nn.Module):
@@ -92,6 +94,16 @@ class AxialAttention(nn.Module):
         parts = [weights @ v, BucketValues(r_v.mT[None], buckets).dense(weights)]
         parts = torch.stack([part.mT for part in parts], 3)  # [lines, heads, d, (v, r^v), patches]
         return self.bn_output(parts.flatten(1, 3)).unflatten(1, (-1, 2)).sum(2).mT
+
+    @torch.no_grad()
+    def resize(self, grid: Grid) -> Self:
+        """Make the table for an axis of `grid`, in place: there it gives what it gives there already."""
+        span = grid.height if self.axis == "height" else grid.width
+        check_in_memory("AxialAttention.relative", self.relative)
+        with without_autocast(self.relative.device):
+            replace_parameter(self, "relative", resized(self.relative.mT, span).mT)
+        self.span = span
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         state_dict.pop(prefix + "flatten_index", None)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from whereformer.catalog import Factory, spell
 from whereformer.errors import InputError
-from whereformer.testing import graphs, numbers, places, state
+from whereformer.testing import graphs, numbers, places, sizes, state
 from whereformer.testing.subject import DIM, HEADS, Subject
 
 __all__ = ["check_encoding"]
@@ -45,6 +45,8 @@ PROMISES: tuple[Promise, ...] = (
     places.crosses_grids,
     places.tells_if_it_keeps_norms,
     places.tells_if_it_goes_by_offset,
+    sizes.can_be_resized,
+    sizes.resizes_in_float32,
 )
 SLOW: tuple[Promise, ...] = (graphs.compiles, graphs.exports)
 ON_VIDEOS: tuple[Promise, ...] = (
@@ -56,6 +58,8 @@ ON_VIDEOS: tuple[Promise, ...] = (
     places.crosses_grids,
     places.tells_if_it_keeps_norms,
     places.tells_if_it_goes_by_offset,
+    sizes.can_be_resized,
+    sizes.resizes_in_float32,
 )
 """What is held to on videos too, of encodings that were held to everything on images."""
 

@@ -47,12 +47,9 @@ def relpos(model: VisionTransformerRelPos) -> Host:
         Block(block, [attends(attention, _same(said))])
         for block, attention, said in zip(model.blocks, attentions, own, strict=True)
     ]
+    grid = Grid(*cast(Any, model.patch_embed).grid_size, prefix=prefix)
     return Host(
-        [
-            Stage(
-                model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size, prefix=prefix), blocks
-            )
-        ],
+        [Stage(model.embed_dim, attentions[0].num_heads, grid, blocks)],
         own=[Own(model, "shared_rel_pos"), *(Own(attention, "rel_pos") for attention in attentions)],
         switches=fused(attentions),
         swaps=swaps(model),

@@ -28,7 +28,7 @@ def cait(model: Cait) -> Host:
         for number, (block, attention) in enumerate(zip(cast(Any, model.blocks), attentions, strict=True))
     ]
     return Host(
-        [Stage(model.embed_dim, attentions[0].num_heads, Grid(*model.patch_embed.grid_size), blocks)],
+        [Stage(model.embed_dim, attentions[0].num_heads, Grid(*cast(Any, model.patch_embed).grid_size), blocks)],
         own=[Own(model, "pos_embed", 0.0)],
         swaps=swaps(model),
         behaviour=EquippedPlain,

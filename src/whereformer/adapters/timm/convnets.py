@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnMap, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Own
-from whereformer.adapters.timm.family import CHANNELS, Family
+from whereformer.adapters.timm.family import CHANNELS, NARROW, Family
 from whereformer.adapters.timm.grids import between, placed
 from whereformer.adapters.timm.starts import from_botnet
 from whereformer.grid import Grid
@@ -42,7 +42,7 @@ def own_logits(m: Any, q: Tensor) -> Tensor | None:
 
 
 def takes(m: Any) -> tuple[str, ...]:
-    return ("rotations", "biases", "values") if m.dim_head_qk == m.dim_head_v else ("rotations", "biases")
+    return ("rotations", "biases", "values") if m.dim_head_qk == m.dim_head_v else NARROW
 
 
 class EquippedBottleneck(EquippedOnMap):

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from whereformer.adapters.behaviours import EquippedOnMap
-from whereformer.adapters.host import Attention, Block, Channels, Host, Image, Layout, Own, Place, Sized, Stage
+from whereformer.adapters.host import Attention, Block, Channels, Host, Image, Layout, Own, Place, Stage
 from whereformer.adapters.swap import Equipped
+from whereformer.errors import InputError
 from whereformer.grid import Grid
 
-CHANNELS, IMAGE, SIZED = Channels(), Image(), Sized()
+CHANNELS, IMAGE = Channels(), Image()
 
-Kinds = Mapping[type[nn.Module], Any]
+NARROW = ("rotations", "biases")
+"""At what encodings may speak that know the width of keys, where values are wider."""
 
 
 class Tells(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
@@ -149,12 +151,23 @@ def look(
     images = torch.empty(2, getattr(model, "in_chans", 3), *size, device="meta", dtype=like.dtype)
     try:
         functional_call(model, state, images)
+    except (RuntimeError, AssertionError) as error:
+        name = type(model).__name__
+        raise InputError(f"equip: {name} does not take images of {size[0]} x {size[1]}, its home size") from error
     finally:
         for hook in hooks:
             hook.remove()
         for module in model.modules():
-            getattr(module, "attention_bias_cache", {}).pop("meta", None)  # timm keeps what it computed
+            getattr(
+                module, "attention_bias_cache", {}
+            ).clear()  # timm keeps what it computed, and no copy can be made
     return seen
+
+
+def reduced(grid: Iterable[int], model: Any, stage: int = 0) -> tuple[int, int]:
+    """The size in pixels of images whose map is such a grid in a stage."""
+    height, width = (n * model.feature_info[stage]["reduction"] for n in grid)
+    return height, width
 
 
 def home_size(model: Any) -> tuple[int, int]:
@@ -163,7 +176,8 @@ def home_size(model: Any) -> tuple[int, int]:
         size = getattr(holder, "img_size", None)
         if size is not None:
             return (size, size) if isinstance(size, int) else tuple(size)
-    return tuple(model.pretrained_cfg["input_size"][1:])
+    _, height, width = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    return height, width
 
 
 def _several(found: Attention | list[Attention]) -> list[Attention]:

@@ -15,13 +15,11 @@ from torch import nn
 
 from whereformer.adapters.behaviours import EquippedBlock, EquippedModel
 from whereformer.adapters.find import Hosts
-from whereformer.adapters.host import TOKENS, Attention, Own
-from whereformer.adapters.timm.family import CHANNELS, Family
+from whereformer.adapters.host import TOKENS, Attention, Own, on_the_whole
+from whereformer.adapters.timm.family import CHANNELS, NARROW, Family
 from whereformer.adapters.timm.grids import between
 from whereformer.adapters.timm.pyramids import Silent
 from whereformer.grid import Grid
-
-NARROW = ("rotations", "biases")
 
 
 def heads_of(m: Any, **more: Any) -> Attention:
@@ -160,8 +158,7 @@ def halved(m: Any, grid: Grid) -> tuple[Grid, Grid]:
 
 def csat_attention(block: Any) -> Attention:
     m = block.attn
-    grids = {"grids": halved} if block.downsample else {}
-    return Attention(m, m.attn_dim, m.num_heads, **grids)
+    return Attention(m, m.attn_dim, m.num_heads, halved if block.downsample else on_the_whole)
 
 
 CSAT = Family(

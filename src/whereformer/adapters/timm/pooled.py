@@ -1,8 +1,8 @@
 """timm's models that pool queries: Hiera, whose tokens come mask unit by mask unit, SAM 2's Hiera, and MViT V2."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.models import hiera, hieradet_sam2, mvitv2
@@ -11,7 +11,7 @@ from torch import Tensor
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnImage, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Host, Layout, Own, Place, Sized, Start
-from whereformer.adapters.timm.family import IMAGE, Family
+from whereformer.adapters.timm.family import IMAGE, Family, reduced
 from whereformer.adapters.timm.grids import between
 from whereformer.adapters.timm.starts import from_abs_win, from_decomposed, from_learned
 from whereformer.errors import InputError
@@ -141,8 +141,8 @@ def hiera_host(model: hiera.Hiera) -> Host:
     if model.pos_embed is None:
         raise InputError("equip: a Hiera of videos (sep_pos_embed) is not known; describe it: host=Host(...)")
     layouts: dict[Any, Unrolled] = {}
-    tokens = len(model.blocks) and model.tokens_spatial_shape[0] * model.tokens_spatial_shape[1]
-    for block in model.blocks:
+    tokens = model.tokens_spatial_shape[0] * model.tokens_spatial_shape[1]
+    for block in cast("Iterable[Any]", model.blocks):
         layouts[block] = unrolled(model, tokens)
         tokens //= block.attn.q_stride
 
@@ -200,7 +200,7 @@ class EquippedPoolingAttention(EquippedAttention):
 
     def _pooled(self: Any, x: Tensor, size: Sequence[int], pool: Any, norm: Any) -> tuple[Tensor, Sequence[int]]:
         if pool is not None:
-            x, token = mvitv2.reshape_pre_pool(x, size, self.has_cls_token)
+            x, token = mvitv2.reshape_pre_pool(x, list(size), self.has_cls_token)
             x, size = mvitv2.reshape_post_pool(pool(x), self.num_heads, token)
         return (x if norm is None else norm(x)), size
 
@@ -210,8 +210,10 @@ def pooling(m: Any, grid: Grid) -> tuple[Grid, Grid]:
 
 
 def _stride(pool: Any) -> tuple[int, int]:
-    stride = (1, 1) if pool is None else pool.stride
-    return (stride, stride) if isinstance(stride, int) else tuple(stride)
+    if pool is None:
+        return 1, 1
+    height, width = (pool.stride,) * 2 if isinstance(pool.stride, int) else pool.stride
+    return height, width
 
 
 def mvit_attention(m: Any) -> Attention:
@@ -242,6 +244,7 @@ MVIT = Family(
         mvitv2.MultiScaleAttention: mvit_own,
         mvitv2.MultiScaleVit: lambda m: [] if m.pos_embed is None else [Own(m, "pos_embed")],
     },
+    size=lambda model: reduced(model.stages[0].feat_size, model),
 )
 
 

@@ -50,8 +50,8 @@ def pvt_v2(model: PyramidVisionTransformerV2) -> Host:
 
 
 def _twin(m: Any) -> Attention:
-    grids = _groups if isinstance(m, LocallyGroupedAttn) else _reduced
-    return Attention(m, m.dim, m.num_heads, grids)
+    in_groups = isinstance(m, LocallyGroupedAttn)
+    return Attention(m, cast(Any, m).dim, cast(Any, m).num_heads, _groups if in_groups else _reduced)
 
 
 def _pooling(m: Any) -> Attention:

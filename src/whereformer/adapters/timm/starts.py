@@ -1,7 +1,7 @@
 """Encodings that go on from what a timm model has in attention, of their own kind."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers.pos_embed_rel import RelPosBias, RelPosBiasTf, RelPosMlp
@@ -44,8 +44,9 @@ def from_log_cpb(first: nn.Linear, second: nn.Linear, pretrained: Sequence[int])
 
     @torch.no_grad()
     def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, LogCPB) and encoding.pretrained == tuple(pretrained)
-        if not fits or encoding.w1.shape != first.weight.shape:
+        if not isinstance(encoding, LogCPB) or encoding.pretrained != tuple(pretrained):
+            return False
+        if encoding.w1.shape != first.weight.shape:
             return False
         for ours, theirs in ((encoding.w1, first.weight), (encoding.b1, first.bias), (encoding.w2, second.weight)):
             ours.copy_(theirs)
@@ -70,9 +71,10 @@ def from_abs_win(table: Tensor, window: Tensor, *, antialias: bool) -> Start:
 
     @torch.no_grad()
     def start(encoding: PositionEncoding) -> bool:
-        fits = isinstance(encoding, AbsWin) and encoding.antialias == antialias
+        if not isinstance(encoding, AbsWin) or encoding.antialias != antialias:
+            return False
         theirs = [t[0].permute(1, 2, 0) for t in (table, window)]
-        if not fits or [encoding.table.shape, encoding.window.shape] != [t.shape for t in theirs]:
+        if [encoding.table.shape, encoding.window.shape] != [t.shape for t in theirs]:
             return False
         for ours, t in zip((encoding.table, encoding.window), theirs, strict=True):
             ours.copy_(t)
@@ -87,10 +89,10 @@ def from_rel_pos(rel_pos: Any) -> Start | None:
         return from_swin(rel_pos.relative_position_bias_table, rel_pos.window_size)
     if isinstance(rel_pos, RelPosBiasTf):
         return _from_table(MaxViT, rel_pos.relative_position_bias_table)
-    if isinstance(rel_pos, RelPosMlp) and rel_pos.mode == "swin":
+    if type(rel_pos) is RelPosMlp and rel_pos.mode == "swin":
         pretrained = rel_pos.pretrained_window_size
         size = pretrained if pretrained[0] > 0 else rel_pos.window_size
-        return from_log_cpb(rel_pos.mlp.fc1, rel_pos.mlp.fc2, size)
+        return from_log_cpb(cast(Any, rel_pos).mlp.fc1, cast(Any, rel_pos).mlp.fc2, size)
     return None
 
 

@@ -13,14 +13,11 @@ from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Fixed, Own
 from whereformer.adapters.swap import Equipped
-from whereformer.adapters.timm.family import CHANNELS, Family
+from whereformer.adapters.timm.family import CHANNELS, NARROW, Family, reduced
 from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
 from whereformer.attention import said
 from whereformer.grid import Grid
-
-NARROW = ("rotations", "biases")
-"""At what an encoding may speak that knows the width of keys, not that of values."""
 
 
 def no_biases(device: torch.device) -> Tensor:
@@ -75,7 +72,7 @@ def key_dims(m: Any) -> tuple[int, int]:
 
 
 def levit_layout(m: Any) -> Any:
-    attention = m.attn if isinstance(m, levit.LevitBlock) else m.attn_downsample
+    attention = getattr(m, "attn", None) or m.attn_downsample
     return CHANNELS if attention.use_conv else Fixed(Grid(*attention.resolution))
 
 
@@ -93,6 +90,7 @@ LEVIT = Family(
     blocks={levit.LevitBlock: levit_layout, levit.LevitDownsample: levit_layout},
     attentions={levit.Attention: levit_attention, levit.AttentionDownsample: levit_downsample},
     own={levit.Attention: own_biases, levit.AttentionDownsample: own_biases},
+    size=lambda model: reduced(model.stages[0].blocks[0].attn.resolution, model),
 )
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -135,7 +133,8 @@ def heads_of_map(m: Any, x: Tensor) -> Tensor:
 class EquippedMapDownsample(EquippedAttention):
     def forward(self: Any, x: Tensor) -> Tensor:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        out = attend(self, *(heads_of_map(self, t) for t in (q, k, v)), biases(self, x))
+        heads = [heads_of_map(self, t) for t in (q, k, v)]
+        out = attend(self, heads[0], heads[1], heads[2], biases(self, x))
         return self.proj(self.act(out.mT.flatten(1, 2).unflatten(-1, q.shape[2:]) + self.v_local(v)))
 
 
@@ -184,6 +183,7 @@ EFFICIENTFORMER_V2 = Family(
         efficientformer_v2.Attention2dDownsample: map_downsample,
     },
     own=dict.fromkeys((efficientformer_v2.Attention2d, efficientformer_v2.Attention2dDownsample), own_biases),
+    size=lambda model: reduced(model.stages[-1].blocks[-1].token_mixer.resolution, model, -1),
 )
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whereformer.adapters.behaviours import EquippedAttention, EquippedOnImage, EquippedOnMap, attend
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Attention, Host, Layout, Own, Place
-from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family
+from whereformer.adapters.timm.family import CHANNELS, IMAGE, Family, reduced
 from whereformer.adapters.timm.grids import resolution, window
 from whereformer.adapters.timm.starts import from_learned, from_levit, from_log_cpb, from_rel_pos, from_swin
 from whereformer.grid import Grid
@@ -91,8 +91,17 @@ class EquippedSwinCrAttention(EquippedAttention):
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 
+def follow(m: Any, table: nn.Parameter, size: Any) -> None:
+    """In the place of `set_window_size`, when the table went: it is resized where it is kept."""
+    m._parameters["relative_position_bias_table"] = table
+    type(m).set_window_size(m, size)
+    table.data = m.relative_position_bias_table.data
+    m._parameters["relative_position_bias_table"] = None
+
+
 def swin_own(m: Any) -> Iterator[Own]:
     yield Own(m, "relative_position_bias_table")
+    yield Own(m, "set_window_size", partial(follow, m, m.relative_position_bias_table), counts=False)
     yield Own(m, "_get_rel_pos_bias", partial(nothing, m), counts=False)
 
 
@@ -194,6 +203,7 @@ GCVIT = Family(
     blocks={gcvit.GlobalContextVitBlock: IMAGE},
     attentions={gcvit.WindowAttentionGlobal: gcvit_attention},
     own={gcvit.WindowAttentionGlobal: lambda m: [Own(m, "rel_pos", nn.Identity())]},
+    size=lambda model: reduced(model.stages[0].feat_size, model),
 )
 
 
@@ -270,7 +280,11 @@ def nested(model: nest.Nest) -> Host:
     host = NEST(model)
     stages = [
         replace(
-            stage, blocks=[replace(stage.blocks[0], start=from_learned(level.pos_embed, TILES)), *stage.blocks[1:]]
+            stage,
+            blocks=[
+                replace(stage.blocks[0], start=from_learned(cast(Any, level).pos_embed, TILES)),
+                *stage.blocks[1:],
+            ],
         )
         for stage, level in zip(host.stages, model.levels, strict=True)
     ]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, attend, held
@@ -41,7 +41,7 @@ def attend_where(
         return out.transpose(1, 2).contiguous(), None
     out = attend(module, query, key, value, mask, dropout, scale=scaling)
     weights = None
-    if others.get("output_attentions", cast(Any, module.config)._shared.output_attentions):
+    if others.get("output_attentions") or _heard(module):
         queries, keys = module.grids(module, module.place.grid)
         if not isinstance(queries, Grid):
             raise InputError(
@@ -53,6 +53,12 @@ def attend_where(
 
 
 AttentionInterface.register(NAME, attend_where)
+
+
+def _heard(module: Any) -> bool:
+    """Whether weights are to be seen without being asked for: some families do not hand the question on."""
+    shared = cast(Any, module.config)._shared
+    return shared.output_attentions or (shared._attn_implementation == "eager" and bool(module._forward_hooks))
 
 
 def _mask(given: Any) -> Tensor | None:
@@ -76,6 +82,11 @@ class EquippedDispatch(EquippedAttention):
 
 class EquippedLayer(EquippedBlock):
     """Computed again, by transformers' checkpointing, on the grid that it was computed on."""
+
+    @staticmethod
+    def named(original: type[nn.Module]) -> str:
+        """Its own name, by which device maps and FSDP keep a layer whole."""
+        return original.__name__
 
     @property
     def _gradient_checkpointing_func(self) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
-from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionEncoder
+from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionEncoder, SamVisionSdpaAttention
 
 from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
@@ -62,7 +62,8 @@ class EquippedSamAttention(EquippedAttention, *((SamVisionAttention,) if TYPE_CH
             bias = own.flatten(1, 2).flatten(2).unflatten(0, (-1, heads))
         out = attend(self, q, k, v, bias, self.dropout if self.training else 0.0)
         weights = None
-        if output_attentions:
+        heard = self._forward_hooks and not isinstance(self, SamVisionSdpaAttention)  # its layer asks for none
+        if output_attentions or heard:
             queries, keys = self.grids(self, self.place.grid)
             weights = attention_weights(q, k, queries, held(self), keys=keys, mask=bias)
         return self.proj(out.transpose(1, 2).flatten(2).unflatten(1, size)), weights

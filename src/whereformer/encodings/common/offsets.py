@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
 from typing import Literal, get_args
 
 import torch
@@ -12,6 +14,7 @@ from whereformer.errors import check_count, check_one_of
 from whereformer.forms import AxisBias, BucketBias, Scores, Side
 from whereformer.grid import Grid
 from whereformer.index import Buckets, Clip, Separable
+from whereformer.kept import kept, watched
 from whereformer.resample import resample_line
 
 Offsets = Literal["product", "raster"]
@@ -79,7 +82,7 @@ def read(reader: Tensor, table: Tensor, buckets: Buckets, side: Side = "query") 
 def read_too(vector: Tensor, bias: BucketBias) -> BucketBias:
     """What a vector [1 or h, d] reads of the table that `bias` reads: the same for all queries."""
     assert isinstance(bias.scores, Scores)
-    table = bias.scores.table
+    table = bias.scores.scaled
     return BucketBias((vector.to(table.dtype)[:, None] @ table)[None], bias.buckets, bias.side)
 
 
@@ -141,9 +144,19 @@ def per_axis(
 
 def _by_offset(table: Tensor, patches: int, place: Place) -> Tensor:
     """Rows of a table at all offsets, query − key, on an axis: [..., 2 patches − 1, d]."""
-    offset = torch.arange(1 - patches, patches, device=table.device)
-    at = place(offset.clamp(min=0), (-offset).clamp(min=0), patches, patches)
-    return table.index_select(-2, at.clamp(0, table.shape[-2] - 1))
+    rows, device = table.shape[-2], table.device
+    make = partial(_rows_by_offset, patches, place, rows, device)
+    own = not isinstance(place, FunctionType) or place.__closure__  # of an encoding, which is not to be kept
+    at = make() if own or device.type != "cpu" else kept((make.func, *make.args), make, lambda _: rows)
+    return table if at is None else table.index_select(-2, at)
+
+
+def _rows_by_offset(patches: int, place: Place, rows: int, device: torch.device) -> Tensor | None:
+    """The row of each offset, or None if these are all rows in order."""
+    offset = torch.arange(1 - patches, patches, device=device)
+    at = place(offset.clamp(min=0), (-offset).clamp(min=0), patches, patches).clamp(0, rows - 1)
+    in_order = device.type == "cpu" and not watched() and torch.equal(at, torch.arange(rows))
+    return None if in_order else at
 
 
 def near(within: Callable[..., Tensor], queries: Grid, keys: Grid, device: torch.device | None = None) -> Tensor:

@@ -98,6 +98,7 @@ class Rotary(PositionEncoding):
         scaling: how waves are stretched on grids larger than the home grid, see `Spectrum.on`; axis by axis, as in
             FiT (VisionNTK, VisionYaRN). With YaRN what turns is also multiplied by 0.1 ln s + 1, s the largest of
             the axes'. With NTK and YaRN the waves follow the size of the grid: queries and keys must share one.
+            The home grid is then that of the training: the one it was built for, also after `resize`.
     """
 
     axes = (2, 3)
@@ -110,6 +111,7 @@ class Rotary(PositionEncoding):
         super().__init__(dim, num_heads, grid)
         check_one_of(f"{type(self).__name__}: layout", layout, get_args(Layout))
         check_one_of(f"{type(self).__name__}: scaling", scaling, get_args(Scaling))
+        self.trained = grid
         self.layout: Layout = layout
         self.scaling: Scaling = scaling
 
@@ -131,7 +133,7 @@ class Rotary(PositionEncoding):
             yield self._rotation(grid, device)
             return
         options = tuple(getattr(self, name) for name in self.fixed)
-        key = (type(self), *options, self.layout, self.scaling, self.grid, grid, device)
+        key = (type(self), *options, self.layout, self.scaling, self.trained, grid, device)
         yield kept(key, lambda: self._rotation(grid, device).with_waves(), lambda made: 3 * made.angles.numel())
 
     def _rotation(self, grid: Grid, device: torch.device | None) -> Rotation:
@@ -149,7 +151,7 @@ class Rotary(PositionEncoding):
 
     def home(self) -> tuple[int, ...]:
         """`size` of the grid on which the weights were trained."""
-        return self.size(self.grid)
+        return self.size(self.trained)
 
     def stretched(self, spectrum: Spectrum, grid: Grid, device: torch.device | None) -> Tensor:
         """The frequencies along each axis of a grid: [count, axes]."""

@@ -1,0 +1,1 @@
+"""Detection: images with boxes, their checks, augmentation and metrics. Needs the extra `detect`."""
