@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "facts": {"errors", "grid", "forms", "encoding", "catalog", "backends"},
     "testing": {"errors", "grid", "images", "forms", "encoding", "catalog", "attention", "backends"},
-    "adapters": CORE,
+    "translation": {"errors", "grid", "encoding", "resample"},
+    "adapters": {*CORE, "translation"},
     "lab": {*CORE, "adapters"},
     "doctor": {*CORE, "__version__", "backends"},
     "cli": {*CORE, "__version__", "adapters", "lab", "doctor"},
@@ -121,6 +122,7 @@ def test_public_names() -> None:
         "load_checkpoint",
         "parse",
         "resize",
+        "translate",
         "unequip",
     ]
     for name in whereformer.__all__:

@@ -1,7 +1,7 @@
 """Where a vision transformer's patches are: position encodings, exact and easy to swap."""
 
 from whereformer import encodings, layers
-from whereformer.adapters import describe, equip, load_checkpoint, resize, unequip
+from whereformer.adapters import describe, equip, load_checkpoint, resize, translate, unequip
 from whereformer.attention import attention, encode, explain
 from whereformer.catalog import parse
 from whereformer.encoding import PositionEncoding
@@ -54,5 +54,6 @@ __all__ = [
     "load_checkpoint",
     "parse",
     "resize",
+    "translate",
     "unequip",
 ]

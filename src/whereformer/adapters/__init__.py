@@ -9,6 +9,7 @@ from whereformer.adapters.host import Attention, Block, Host, Own, Stage
 from whereformer.adapters.inspection import inspect
 from whereformer.adapters.pretrained import from_pretrained
 from whereformer.adapters.resize import resize
+from whereformer.adapters.translate import start_from, translate
 
 __all__ = [
     "Attention",
@@ -24,5 +25,7 @@ __all__ = [
     "inspect",
     "load_checkpoint",
     "resize",
+    "start_from",
+    "translate",
     "unequip",
 ]
