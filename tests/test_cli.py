@@ -64,7 +64,8 @@ def test_list_of_one(capsys):
 
 def test_list_of_one_in_a_terminal_shows_a_picture(capsys, monkeypatch):
     monkeypatch.setattr(
-        "whereformer.cli._console", lambda: Console(width=100, force_terminal=True, color_system="truecolor")
+        "whereformer.cli.encodings.make_console",
+        lambda: Console(width=100, force_terminal=True, color_system="truecolor"),
     )
     code, out, _ = call(capsys, "list", "sincos2d")
     assert code == 0
@@ -140,7 +141,7 @@ def test_another_experiment_in_the_folder(capsys, tmp_path):
 
 
 def test_without_the_lab_extra_it_names_it(capsys, monkeypatch):
-    monkeypatch.setattr("whereformer.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("whereformer.cli.show.find_spec", lambda name: None)
     for arguments in (["compare"], ["cost"], ["list"], ["list", "irpe"]):
         code, _, err = call(capsys, *arguments)
         assert code == 2

@@ -45,7 +45,7 @@ def test_here_nothing_is_broken(capsys):
 @pytest.mark.parametrize("rich", [True, False])
 def test_in_words(capsys, monkeypatch, rich):
     if not rich:
-        monkeypatch.setattr("whereformer.cli.find_spec", lambda name: None)
+        monkeypatch.setattr("whereformer.cli.show.find_spec", lambda name: None)
         monkeypatch.setitem(sys.modules, "rich.table", None)
     code, out = call(capsys)
     assert code == 0
