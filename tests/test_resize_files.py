@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import whereformer
 from test_cli import call
+from whereformer.adapters import convert
 from whereformer.adapters.resize_weights import RESIZE_KEY
 from whereformer.resample import RECIPES
 
@@ -155,15 +156,27 @@ def test_a_file_that_fails_leaves_the_old_one(capsys, saved: Path, monkeypatch: 
     out = saved.with_name("new.pth")
     out.write_bytes(b"old")
 
-    def fail(content: object, path: Path) -> None:
-        path.write_bytes(b"half")
+    def fail(content: object, file: Any) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", fail)
     code, _, mistake = call(capsys, "resize", str(saved), "--to", "96", "--out", str(out))
-    assert (code, mistake) == (2, "whereformer: error: No space left on device\n")
+    assert (code, mistake) == (2, f"whereformer: error: No space left on device: {out}\n")
     assert out.read_bytes() == b"old"
     assert {path.name for path in saved.parent.iterdir()} == {"vit.safetensors", "new.pth"}
+
+
+def test_sharded_weights(capsys, saved: Path, tmp_path: Path) -> None:
+    folder, one, several = tmp_path / "sharded", tmp_path / "one.safetensors", tmp_path / "several.safetensors"
+    folder.mkdir()
+    convert(saved, folder / "model.safetensors", shard=20_000)
+    assert len(list(folder.iterdir())) > 3
+    for source, out in ((saved, one), (folder, several)):
+        assert call(capsys, "resize", str(source), "--to", "96", "--out", str(out))[0] == 0
+    found, expected = load_file(several), load_file(one)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
 def test_help_shows_examples(capsys) -> None:

@@ -248,6 +248,11 @@ def _dtype(path: Path, name: str, code: str) -> torch.dtype:
 
 
 def _torch(path: Path, part: str | None) -> _Held:
+    return _unwrapped(torch_content(path), part, str(path))
+
+
+def torch_content(path: Path) -> Mapping[Any, object]:
+    """All that a torch file holds. Nothing in it is run."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # the released files keep their arguments
             mapped = zipfile.is_zipfile(path)
@@ -258,7 +263,7 @@ def _torch(path: Path, part: str | None) -> _Held:
         raise InputError(f"{path} is not a file of weights that can be read safely: {_why(error)}") from None
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}, expected a state dict")
-    return _unwrapped(content, part, str(path))
+    return content
 
 
 def _why(error: Exception) -> str:

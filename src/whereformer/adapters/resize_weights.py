@@ -1,8 +1,6 @@
 """Weights without a model, at another size: a plan that looks at names and shapes, and files."""
 
-import argparse
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,18 @@ import torch
 from torch import Tensor
 
 from whereformer.adapters.checkpoint import ENCODING_KEY
+from whereformer.adapters.files import Checkpoint, Entries, Entry, open_checkpoint, torch_content
 from whereformer.adapters.homes import Home, Pair
 from whereformer.adapters.tables import DERIVED, Shaped, Table, tables_of
+from whereformer.adapters.writing import Progress, quiet, replaced, write_weights
 from whereformer.errors import InputError, check_in_memory
 from whereformer.resample import RECIPES, Recipe, recipe_of, without_autocast
 
 RESIZE_KEY = "whereformer.resize"
 """The metadata of a safetensors file that says how its tables came to be."""
+
+
+NO_TABLE = "holds no table of places or offsets that is known"
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,27 @@ class Plan:
         with torch.no_grad(), without_autocast(weight.device):
             return old.read(weight.detach(), new, self.recipe)
 
-    def carry_out(
-        self, weights: Mapping[str, Any], done: Callable[[str], object] = lambda key: None
-    ) -> dict[str, Any]:
+    def entries(self, entries: Entries) -> dict[str, Entry]:
+        """The weights as they are to be, not read yet."""
+        moves = {old.name: (old, new) for old, new in self.moves}
+        found = {name: entry for name, entry in entries.items() if name not in self.dropped}
+        for name, (old, new) in moves.items():
+            entry = found[name]
+
+            def read(entry: Entry = entry, old: Table = old, new: Table = new) -> Tensor:
+                return self.read(old, new, entry.read())
+
+            found[name] = Entry(new.shape, entry.dtype, read)
+        return found
+
+    def carry_out(self, weights: Mapping[str, Any], done: Progress = quiet) -> dict[str, Any]:
         """The weights as they are to be; what is no table is the very same object."""
         moves = {old.name: (old, new) for old, new in self.moves}
         found = {}
         for key, weight in weights.items():
             if key not in self.dropped:
                 found[key] = self.read(*moves[key], weight) if key in moves else weight
-                done(key)
+                done(getattr(weight, "nbytes", 0))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,6 +89,10 @@ class Plan:
             ],
             "dropped": list(self.dropped),
         }
+
+
+Planned = Callable[[Mapping[str, Shaped]], Plan]
+"""Makes the plan for one state dict."""
 
 
 def plan(
@@ -125,51 +143,61 @@ def plan(
     return Plan(home, new, tuple(moves), dropped, None if recipe is None else recipe_of(recipe))
 
 
-def resize_file(
-    source: Path,
-    out: Path,
-    planned: Callable[[Mapping[str, Shaped]], Plan],
-    done: Callable[[str], object] = lambda key: None,
-) -> Plan:
-    """Write a checkpoint for another size: one file to another, at once or not at all.
+def resize_file(source: str | Path, out: Path, planned: Planned, done: Progress = quiet) -> Plan:
+    """Write a checkpoint for another size: at once or not at all.
 
-    Everything that is no table stays to the bit, in a torch file also what lies beside the weights; averages of
-    the weights are resized as they are.
+    Everything that is no table stays to the bit. Safetensors hold the weights alone, and how they were resized,
+    and are written tensor by tensor; torch files hold what lay beside the weights too, and averages of the weights
+    are resized as they are.
 
     Args:
-        source: a .safetensors file, or a torch file, of which nothing is run.
-        out: the new file, of either kind; safetensors hold the weights alone, and how they were resized.
+        source: safetensors or a torch file, of which nothing is run; sharded, a folder, or an id of the hub.
+        out: the new file, of either kind.
         planned: makes the plan for one state dict.
-        done: told each key that is done.
+        done: told the bytes of each tensor that is done.
 
     Returns:
         the plan for the weights (of several state dicts in the file, the first).
     """
-    if out.exists() and out.samefile(source):
+    if out.exists() and Path(source).exists() and out.samefile(source):
         raise InputError(f"out={str(out)!r} is the checkpoint itself, expected another file")
-    content, metadata = _load(source)
-    if ENCODING_KEY in metadata:
+    checkpoint = open_checkpoint(source)
+    if ENCODING_KEY in checkpoint.metadata:
         raise InputError(
-            f"{source} holds an equipped model, {metadata[ENCODING_KEY]}: load it into the model, and resize that:"
-            " whereformer.resize"
+            f"{source} holds an equipped model, {checkpoint.metadata[ENCODING_KEY]}: load it into the model, and"
+            " resize that: whereformer.resize"
         )
+    return (_weights_alone if out.suffix == ".safetensors" else _whole_file)(checkpoint, out, planned, done)
+
+
+def _weights_alone(checkpoint: Checkpoint, out: Path, planned: Planned, done: Progress) -> Plan:
+    """Into safetensors, tensor by tensor."""
+    if not tables_of(checkpoint.entries):
+        raise InputError(f"{checkpoint.name} {NO_TABLE}")
+    made = planned(checkpoint.entries)
+    entries = {checkpoint.prefix + name: entry for name, entry in made.entries(checkpoint.entries).items()}
+    notes = {**checkpoint.metadata, RESIZE_KEY: json.dumps(made.to_dict())}
+    write_weights(out, entries, notes, done=done)
+    return made
+
+
+def _whole_file(checkpoint: Checkpoint, out: Path, planned: Planned, done: Progress) -> Plan:
+    """Into a torch file, with all that lies beside the weights."""
+    path = Path(checkpoint.name)
+    if path.is_file() and path.suffix not in (".safetensors", ".json"):
+        content = torch_content(path)
+    else:
+        content = {checkpoint.prefix + name: entry.read() for name, entry in checkpoint.entries.items()}
     parts = list(_parts(content))
     if not parts:
-        raise InputError(f"{source} holds no table of places or offsets that is known")
+        raise InputError(f"{checkpoint.name} {NO_TABLE}")
     plans = {where: planned(_shaped(weights)) for where, weights in parts}
     new = content
     for where, weights in parts:
         new = _with(new, where, plans[where].carry_out(weights, done))
-    first, _ = parts[0]
-    if out.suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        weights = {key: value for key, value in _at(new, first).items() if isinstance(value, Tensor)}
-        notes = metadata | {RESIZE_KEY: json.dumps(plans[first].to_dict())}
-        _atomically(out, lambda path: save_file({k: v.contiguous() for k, v in weights.items()}, path, notes))
-    else:
-        _atomically(out, lambda path: torch.save(new, path))
-    return plans[first]
+    with replaced(out) as file:
+        torch.save(new, file)
+    return plans[parts[0][0]]
 
 
 def spelled(recipe: str | Recipe) -> str:
@@ -230,35 +258,3 @@ def _divided(size: Pair, patch: Pair, option: str) -> Pair:
     if any(n % p for n, p in zip(size, patch, strict=True)):
         raise InputError(f"{option} {size[0]}x{size[1]}, expected multiples of the patches' {patch[0]}x{patch[1]}")
     return size[0] // patch[0], size[1] // patch[1]
-
-
-def _load(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """The content of a file, and its metadata."""
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        except SafetensorError as error:
-            raise InputError(f"{path} is not a safetensors file: {error}") from None
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # released files keep their arguments
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # a damaged or hostile file can fail anywhere in torch.load
-        raise InputError(f"{path} is not a file of weights that can be read safely: {error}") from None
-    if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}, expected a state dict")
-    return content, {}
-
-
-def _atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """The whole file, or the one that was there before."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(unfinished)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

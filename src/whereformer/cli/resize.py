@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ the new size; or resize the model, with whereformer.resize in Python.
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("checkpoint", type=Path, metavar="CKPT", help="a .safetensors or a torch file")
+    command.add_argument("checkpoint", metavar="CKPT", help="a file, a folder, or owner/name on the hub")
     command.add_argument(
         "--to", type=_size, required=True, metavar="PIXELS", help="384, or 672x1022: height x width"
     )
@@ -66,12 +67,12 @@ def resize(options: argparse.Namespace) -> None:
             window=options.window,
             recipe=options.recipe,
         )
-        progress.update(task, total=(progress.tasks[0].total or 0) + len(weights))
+        progress.update(task, total=(progress.tasks[0].total or 0) + sum(_bytes(w) for w in weights.values()))
         return found
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("resizing", total=None)
-        done = resize_file(options.checkpoint, options.out, planned, lambda key: progress.advance(task))
+        done = resize_file(options.checkpoint, options.out, planned, lambda count: progress.advance(task, count))
     if options.json:
         print(json.dumps(done.to_dict() | {"out": str(options.out)}, indent=2))
         return
@@ -83,6 +84,10 @@ def resize(options: argparse.Namespace) -> None:
     for key in done.dropped:
         print(f"dropped {key}: it follows from the size")
     print(f"{options.out}: for images of {_sizes(done.new.image)}, everything else as in {options.checkpoint}")
+
+
+def _bytes(weight: Any) -> int:
+    return math.prod(weight.shape) * weight.dtype.itemsize
 
 
 def _sizes(shape: Sequence[int]) -> str:
