@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from whereformer import InputError, equip, load_checkpoint
 from whereformer.adapters.checkpoint import metadata
@@ -182,3 +182,17 @@ def test_wrapped_models_and_other_sources_are_refused():
 def test_an_unequipped_model_is_refused():
     with pytest.raises(InputError, match="not equipped"):
         load_checkpoint(timm.create_model("test_vit"), {})
+
+
+def test_what_blocks_share_is_loaded_from_either_name(tmp_path):
+    model, path = equip(small(), "learned + irpe", share=True), tmp_path / "shared.safetensors"
+    torch.nn.init.normal_(model.blocks[0].attn.encodings[0].tables["k"])
+    save_model(model, str(path))
+    again = load_checkpoint(equip(small(), "learned + irpe", share=True), path)
+    assert torch.equal(
+        again.blocks[1].attn.encodings[0].tables["k"], model.blocks[0].attn.encodings[0].tables["k"]
+    )
+    apart = equip(small(), "learned + irpe").state_dict()
+    apart["blocks.1.attn.encodings.0.tables.k"] = torch.randn_like(apart["blocks.1.attn.encodings.0.tables.k"])
+    with pytest.raises(InputError, match="differ, but the model has one for both"):
+        load_checkpoint(again, apart)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import scaled_dot_product_attention
 
 from whereformer import Grid, InputError, describe, equip, unequip
-from whereformer.adapters import Block, Host, Own, Stage
+from whereformer.adapters import Block, Host, Own, Stage, swap
 from whereformer.encodings import Learned
 
 
@@ -141,6 +142,51 @@ def test_blocks_may_share_one_encoding():
     assert first.tables["k"].grad.abs().max() > 0
     with pytest.raises(InputError, match="lookhere is another one in each block"):
         own("lookhere", share=True)
+
+
+def test_a_description_that_is_wrong():
+    model = OwnModel()
+    host = described(model)
+    with pytest.raises(InputError, match="OwnModel has no 'tabel'"):
+        equip(model, "irpe", host=replace(host, own=[Own(model, "tabel")]))
+    with pytest.raises(InputError, match="expected a Host with stages of blocks"):
+        equip(model, "irpe", host=Host([]))
+    model.blocks[1].attention = model.blocks[0].attention
+    with pytest.raises(InputError, match="one attention stands in several places"):
+        equip(model, "irpe", host=described(model))
+    for wrong, match in (({"keep_own": "no"}, "keep_own='no'"), ({"share": 1}, "share=1")):
+        with pytest.raises(InputError, match=match):
+            own("irpe", **wrong)
+    with pytest.raises(InputError, match="expected some blocks"):
+        own({})
+
+
+@pytest.mark.parametrize("at", range(0, 60, 4))
+def test_an_interrupted_equip_leaves_the_model_as_it_was(at, monkeypatch):
+    model = OwnModel()
+    expected = model(images())
+    kinds = [(type(m), sorted(m.__dict__)) for m in model.modules()]
+    names = list(model.state_dict())
+    calls = 0
+
+    def interrupted(module, name, value):
+        nonlocal calls
+        calls += 1
+        if calls == at + 1:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        nn.Module.__setattr__(module, name, value)
+
+    monkeypatch.setattr(swap, "setattr", interrupted, raising=False)
+    if at < 16:
+        with pytest.raises(KeyboardInterrupt):
+            equip(model, "learned + irpe", host=described(model))
+    else:
+        equip(model, "learned + irpe", host=described(model))
+        unequip(model)
+    assert [(type(m), sorted(m.__dict__)) for m in model.modules()] == kinds
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(images()), expected)
 
 
 def test_an_attention_that_does_not_attend_is_an_error_not_a_silence():

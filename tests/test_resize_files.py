@@ -167,6 +167,24 @@ def test_a_file_that_fails_leaves_the_old_one(capsys, saved: Path, monkeypatch: 
     assert {path.name for path in saved.parent.iterdir()} == {"vit.safetensors", "new.pth"}
 
 
+def test_what_may_be_one_grid_or_another_is_asked_for(capsys, tmp_path: Path) -> None:
+    source, out = tmp_path / "wide.pth", str(tmp_path / "new.pth")
+    torch.save(vit((96, 128)).state_dict(), source)  # 1 + 6 x 8 rows, or 7 x 7
+    mistake = call(capsys, "resize", str(source), "--to", "64", "--out", out)[2]
+    assert "7 x 7 patches, or others and rows for cls_token: give the size, --from" in mistake
+    assert call(capsys, "resize", str(source), "--from", "96x128", "--to", "64", "--out", out)[0] == 0
+    vit(64).load_state_dict(torch.load(out, weights_only=True))
+    assert (
+        "no tables of windows"
+        in call(capsys, "resize", str(source), "--from", "96x128", "--to", "64", "--window", "7", "--out", out)[2]
+    )
+    torch.save(whereformer.equip(vit(), "learned + irpe").state_dict(), source)
+    assert "weights of an equipped model" in call(capsys, "resize", str(source), "--to", "96", "--out", out)[2]
+    assert (
+        "expected a file that ends in" in call(capsys, "resize", str(source), "--to", "96", "--out", "new.foo")[2]
+    )
+
+
 def test_sharded_weights(capsys, saved: Path, tmp_path: Path) -> None:
     folder, one, several = tmp_path / "sharded", tmp_path / "one.safetensors", tmp_path / "several.safetensors"
     folder.mkdir()

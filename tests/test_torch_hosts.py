@@ -252,12 +252,15 @@ def test_an_encoder_with_encodings_of_tokens_and_taken_back():
 
 
 def test_errors():
-    with pytest.raises(InputError, match=r"does not know where its tokens are; say it: grid=Grid"):
+    with pytest.raises(InputError, match=r"does not know where its tokens are; grid=None, expected Grid"):
         equip(nn.MultiheadAttention(16, 2), "irpe")
     with pytest.raises(InputError, match="VisionTransformer knows its own"):
         equip(vit(), "irpe", grid=GRID)
     with pytest.raises(InputError, match="MultiheadAttention alone is none"):
         equip(nn.MultiheadAttention(16, 2), "learned", grid=GRID)
-    odd = equip(nn.MultiheadAttention(16, 2, add_zero_attn=True), IRPE, grid=GRID)
     with pytest.raises(InputError, match="add_zero_attn"):
-        odd(*[torch.randn(13, 2, 16)] * 3)
+        equip(nn.MultiheadAttention(16, 2, add_zero_attn=True), IRPE, grid=GRID)
+    with pytest.raises(InputError, match=r"grid=\(4, 4\), expected Grid"):
+        equip(nn.MultiheadAttention(16, 2), "irpe", grid=(4, 4))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"grid=\(4, 4\), expected a whereformer.Grid"):
+        equip(nn.MultiheadAttention(16, 2), "irpe", grid=GRID).set_grid((4, 4))  # type: ignore

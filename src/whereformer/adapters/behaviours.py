@@ -40,6 +40,8 @@ class EquippedModel(Equipped, Module):
 
     def set_grid(self, grid: Grid) -> None:
         """Where the tokens of this thread's next forwards are, for a model that cannot see it itself."""
+        if not isinstance(grid, Grid):
+            raise InputError(f"set_grid: grid={grid!r}, expected a whereformer.Grid")
         self.place.grid = grid
 
     def no_weight_decay(self) -> set[str]:
@@ -214,3 +216,10 @@ def names_of_parameters(model: nn.Module) -> set[str]:
         if isinstance(module, PositionEncoding)
         for name, _ in module.named_parameters()
     }
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Other names of parameters that several blocks share, and their first names."""
+    first: dict[int, str] = {}
+    named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if ".encodings." in f".{n}"]
+    return {name: first[id(p)] for name, p in named if first.setdefault(id(p), name) != name}

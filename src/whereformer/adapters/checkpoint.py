@@ -1,8 +1,9 @@
 """Load weights into a model: our own files and every official layout."""
 
+import torch
 from torch import nn
 
-from whereformer.adapters.behaviours import EquippedModel
+from whereformer.adapters.behaviours import EquippedModel, aliases
 from whereformer.adapters.describe import describe
 from whereformer.adapters.files import Source, open_checkpoint
 from whereformer.adapters.fit import fitted, problems, shapes_of
@@ -34,13 +35,24 @@ def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None
         InputError: keys are missing, unexpected or of another shape (all are named), or the file was written for
             another encoding.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"load_checkpoint: model is a {type(model).__name__}, expected a module, then its weights"
+        )
+    if isinstance(source, nn.Module):
+        raise InputError("load_checkpoint: source is a module, expected its state_dict(), or a file")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("load_checkpoint: the model is on the meta device; give it memory first: model.to_empty")
-    if hasattr(model, "_orig_mod") or isinstance(model, nn.parallel.DistributedDataParallel):
+    if hasattr(model, "_orig_mod") or isinstance(model, _WRAPPERS):
         raise InputError("load_checkpoint: give the model inside DDP or torch.compile: .module, ._orig_mod")
     checkpoint = open_checkpoint(source, part)
     weights, _ = fitted(checkpoint.entries, model)
     wanted = shapes_of(model)
+    shared = aliases(model)
+    for name, first in shared.items():  # some writers keep one name of what blocks share, whichever
+        known = next((weights[n] for n in (name, first) if n in weights), None)
+        if known is not None:
+            weights = {first: known, name: known} | weights
     unknown = weights.keys() != wanted.keys() and recognise(checkpoint.entries) is None
     if unknown and (read := filtered(checkpoint.entries, model)):
         others, _ = fitted(read, model)
@@ -53,6 +65,9 @@ def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None
         found.insert(
             0, f"written for {written_for}, but the model has {has or 'its own alone: it is not equipped'}"
         )
+    for name, first in shared.items():
+        if not found and not torch.equal(weights[name].read(), weights[first].read()):
+            found.append(f"{name} and {first} differ, but the model has one for both (share=True)")
     if found:
         name = f"{type(model).__name__}{'' if equipped else ', which is not equipped'}"
         raise InputError(
@@ -60,6 +75,9 @@ def load_checkpoint(model: nn.Module, source: Source, *, part: str | None = None
         )
     model.load_state_dict({name: entry.read() for name, entry in weights.items()})
     return model
+
+
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def metadata(model: nn.Module) -> dict[str, str]:

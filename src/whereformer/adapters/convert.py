@@ -84,6 +84,8 @@ class Conversion:
         path = Path(out)
         if path.suffix != ".safetensors":
             raise InputError(f"out={str(out)!r}, expected a file that ends in .safetensors")
+        if path.exists() and Path(self.source).exists() and path.samefile(self.source):
+            raise InputError(f"out={str(out)!r} is the checkpoint itself, expected another file")
         check_count("shard", shard)
         return write_weights(path, self.entries, self.metadata, shard=shard, done=done)
 

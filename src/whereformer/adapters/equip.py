@@ -16,9 +16,9 @@ from whereformer.adapters.find import host_of, refuse_wrapped
 from whereformer.adapters.host import TOKENS, Host, Layout, Place, Stage
 from whereformer.adapters.multihead import EquippedMultiheadAttention
 from whereformer.adapters.seats import Blocks, Encoding, Seat, seats_of, spelled, written
-from whereformer.adapters.swap import Equipped, is_outermost, put, swap_back, swap_class
+from whereformer.adapters.swap import Equipped, is_outermost, look, put, swap_all_back, swap_class
 from whereformer.encoding import PositionEncoding
-from whereformer.errors import InputError
+from whereformer.errors import InputError, check_bool
 from whereformer.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,7 +63,9 @@ def equip(
     """
     if isinstance(model, EquippedModel):
         raise InputError(f"equip: the model has {model.encoding!r} already; whereformer.unequip it first")
-    host = host_of(model, grid) if host is None else host
+    for name, value in (("keep_own", keep_own), ("share", share)):
+        check_bool(f"equip: {name}", value)
+    host = host_of(model, grid) if host is None else _checked(host)
     like = next(p for p in model.parameters() if p.is_floating_point())
     text = spelled(encoding)
     stages = seats_of(host, encoding, like, share=share, keep_own=keep_own)
@@ -73,11 +75,28 @@ def equip(
     names = {id(module): name for name, module in model.named_modules()}
     own = tuple(f"{names[id(o.module)]}.{o.name}".lstrip(".") for o in host.own if o.counts)
 
-    place = Place(host.stages[0].grid)
     heard = [attention for seats in stages for seat in seats for attention in seat.attentions]
     changes = [*host.switches, *(own for one in heard if one.encodings for own in one.attention.switches)]
     changes += () if keep_own else host.own
-    before = [(change.module, change.name, put(change.module, change.name, change.silent)) for change in changes]
+    before = [(change.module, change.name, look(change.module, change.name)) for change in changes]
+    mine = {"encoding": text, "own": own, "before": before}
+    mine["recipe"] = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    modules = list(model.modules())
+    try:
+        for change in changes:
+            put(change.module, change.name, change.silent)
+        _change(model, host, stages, first, mine)
+    except BaseException:  # an interruption too
+        _take_back(modules, before)
+        raise
+    return model
+
+
+def _change(
+    model: nn.Module, host: Host, stages: list[list[Seat]], first: list[PositionEncoding], mine: dict[str, Any]
+) -> None:
+    """Let all parts of a model behave otherwise."""
+    place = Place(host.stages[0].grid)
     if first:
         stages[0][0].tokens = []
     for stage, seats in zip(host.stages, stages, strict=True):
@@ -91,12 +110,16 @@ def equip(
         swap_class(module, EquippedEntry, place=place, grid_of=grid_of)
     for module, behaviour in host.swaps:
         swap_class(module, behaviour, place=place)
-    recipe = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
-    mine = {"place": place, "encoding": text, "own": own, "before": before, "recipe": recipe}
     if host.holds_first:
         mine["encodings"] = _modules(first, model)
-    swap_class(model, host.behaviour or EquippedModel, **mine)
-    return model
+    swap_class(model, host.behaviour or EquippedModel, place=place, **mine)
+
+
+def _take_back(modules: list[nn.Module], before: list[tuple[nn.Module, str, Any]]) -> None:
+    for module in modules:
+        swap_all_back(module)
+    for module, name, value in reversed(before):
+        put(module, name, value)
 
 
 def unequip(model: Model) -> Model:
@@ -117,16 +140,25 @@ def unequip(model: Model) -> Model:
         raise InputError(
             "unequip: the model was loaded equipped, and the file did not hold what the model said itself"
         )
-    for module in modules:
-        while isinstance(module, Equipped):
-            swap_back(module)
-    for module, name, value in reversed(before):
-        put(module, name, value)
+    _take_back(modules, before)
+    for _, _, value in before:
         if isinstance(value, nn.Module):
             value.to(like.device, like.dtype).train(model.training)
         elif isinstance(value, Tensor):
             value.data = value.data.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
     return model
+
+
+def _checked(host: Host) -> Host:
+    """A description that someone wrote by hand."""
+    if not isinstance(host, Host) or not host.stages or not all(stage.blocks for stage in host.stages):
+        raise InputError(f"host={host!r}, expected a Host with stages of blocks")
+    for own in host.own:
+        if not hasattr(own.module, own.name):
+            raise InputError(
+                f"host: a {type(own.module).__name__} has no {own.name!r} that could say where tokens are"
+            )
+    return host
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -51,7 +51,9 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
                 raise InputError(f"equip: no block of this {name} takes an encoding")
             return host
         if not isinstance(grid, Grid):
-            raise InputError(f"equip: {name} does not know where its tokens are; say it: grid=Grid(...)")
+            raise InputError(
+                f"equip: {name} does not know where its tokens are; grid={grid!r}, expected Grid(...)"
+            )
         return make(model, grid)
     raise InputError(
         f"equip: {name} is none of the models that are known; describe its parts: host=Host(...),"

@@ -34,6 +34,11 @@ def _stack(layers: list[Any], grid: Grid, switches: Sequence[Own] = ()) -> Host:
 
 
 def _layout(module: nn.MultiheadAttention) -> Layout:
+    if module.bias_k is not None or module.add_zero_attn:
+        raise InputError(
+            "equip: a MultiheadAttention with add_bias_kv or add_zero_attn has keys that are on no grid, so that"
+            " encodings cannot say where they are"
+        )
     return TOKENS if module.batch_first else SequenceFirst()
 
 
@@ -56,11 +61,6 @@ class EquippedMultiheadAttention(EquippedAttention, *((nn.MultiheadAttention,) i
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.bias_k is not None or self.add_zero_attn:
-            raise InputError(
-                "MultiheadAttention with add_bias_kv or add_zero_attn: keys that are on no grid, so encodings"
-                " cannot say where they are"
-            )
         batched = query.ndim == 3
         if not batched:
             query, key, value = (x.unsqueeze(0 if self.batch_first else 1) for x in (query, key, value))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from whereformer.adapters.behaviours import EquippedModel
+from whereformer.adapters.behaviours import EquippedModel, aliases
 from whereformer.adapters.equip import equip
 from whereformer.adapters.seats import read
 from whereformer.errors import InputError
@@ -34,7 +34,7 @@ class EquippedPreTrained(EquippedModel, *((PreTrainedModel,) if TYPE_CHECKING el
 
     def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Any = None, **kwargs: Any) -> None:
         weights = self.state_dict() if state_dict is None else state_dict
-        weights = {name: value for name, value in weights.items() if name not in _aliases(self)}
+        weights = {name: value for name, value in weights.items() if name not in aliases(self)}
         weights[LOAD_WITH] = torch.zeros(0)
         setattr(self.config, KEY, self.recipe)  # for the time being: other models may share the config
         try:
@@ -65,11 +65,11 @@ def from_pretrained(kind: Any, source: str | os.PathLike[str], *args: Any, **kwa
     own = {id(module) for module, _, _ in model.before}
     names = [name for name, module in model.named_modules() if id(module) in own]
     changed = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
-    aliases = set(_aliases(model))
+    others = aliases(model)
     lost = [
         key
         for key in (*info["missing_keys"], *changed)
-        if key not in aliases and (".encodings." in f".{key}" or key.rpartition(".")[0] in names)
+        if key not in others and (".encodings." in f".{key}" or key.rpartition(".")[0] in names)
     ]
     if lost:
         raise InputError(f"{source} does not hold what its config says: {', '.join(sorted(lost))}")
@@ -123,14 +123,7 @@ def _equipping(kind: "type[PreTrainedModel]") -> "type[PreTrainedModel]":
         equip(self, **asked)
         for module, _, _ in self.before:  # transformers would fill again what is gone
             module._is_hf_initialized = True
-        self.all_tied_weights_keys.update(_aliases(self))
+        self.all_tied_weights_keys.update(aliases(self))
         self._keys_to_ignore_on_load_unexpected.add(re.escape(LOAD_WITH))
 
     return type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__})
-
-
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Other names of parameters that several blocks share, and their first names."""
-    first: dict[int, str] = {}
-    named = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if ".encodings." in f".{n}"]
-    return {name: first[id(p)] for name, p in named if first.setdefault(id(p), name) != name}

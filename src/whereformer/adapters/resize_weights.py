@@ -12,7 +12,7 @@ from torch import Tensor
 from whereformer.adapters.checkpoint import ENCODING_KEY
 from whereformer.adapters.files import Checkpoint, Entries, Entry, open_checkpoint, torch_content
 from whereformer.adapters.homes import Home, Pair
-from whereformer.adapters.tables import DERIVED, Shaped, Table, tables_of
+from whereformer.adapters.tables import DERIVED, NOT_OURS, PREFIX_TOKENS, Shaped, Table, tables_of
 from whereformer.adapters.writing import Progress, quiet, replaced, write_weights
 from whereformer.errors import InputError, check_in_memory
 from whereformer.resample import RECIPES, Recipe, recipe_of, without_autocast
@@ -119,9 +119,15 @@ def plan(
     Raises:
         InputError: the keys do not tell enough, or something does not fit.
     """
+    if any(".encodings." in f".{name}" for name in weights):
+        raise InputError(
+            "these are the weights of an equipped model: load them into it, and resize that: whereformer.resize"
+        )
     patch = patch_size or _patch(tables_of(weights))
     home_grid = None if home_size is None else _divided(home_size, patch, "--from")
     tables = tables_of(weights, grid=home_grid)
+    if home_grid is None:
+        _check_told(tables, weights)
     home = Home(home_grid or _grid(tables), patch)
     new_patch = new_patch_size or patch
     new = Home(_divided(image_size, new_patch, "--to"), new_patch)
@@ -139,6 +145,8 @@ def plan(
             (f": windows of {t.grid} stay, unless --window changes them" for t in tables if t.kind == "bias"), ""
         )
         raise InputError(f"resize: nothing in these weights follows the size of images{stay}")
+    if window is not None and not any(old.kind == "bias" and not old.follows for old, _ in moves):
+        raise InputError(f"window={window}, but these weights have no tables of windows that it would change")
     dropped = tuple(key for key in weights if DERIVED.search(key)) if moves else ()
     return Plan(home, new, tuple(moves), dropped, None if recipe is None else recipe_of(recipe))
 
@@ -159,6 +167,8 @@ def resize_file(source: str | Path, out: Path, planned: Planned, done: Progress 
     Returns:
         the plan for the weights (of several state dicts in the file, the first).
     """
+    if out.suffix not in (".safetensors", ".pth", ".pt", ".bin"):
+        raise InputError(f"out={str(out)!r}, expected a file that ends in .safetensors, .pth, .pt or .bin")
     if out.exists() and Path(source).exists() and out.samefile(source):
         raise InputError(f"out={str(out)!r} is the checkpoint itself, expected another file")
     checkpoint = open_checkpoint(source)
@@ -240,6 +250,18 @@ def _patch(tables: tuple[Table, ...]) -> Pair:
     if len(found) != 1:
         raise InputError("resize: the weights do not tell the size of a patch: give it, --patch 16")
     return found.pop()  # pyright: ignore[reportReturnType]
+
+
+def _check_told(tables: tuple[Table, ...], weights: Mapping[str, Shaped]) -> None:
+    """A table that is a square without rows for the prefix tokens that are there may be another with them."""
+    tokens = [name for name in weights if PREFIX_TOKENS.search(name) and not NOT_OURS.search(name)]
+    for table in tables:
+        if table.kind == "absolute" and table.flat and not table.prefix and table.grid and tokens:
+            height, width = table.grid
+            raise InputError(
+                f"{table.name}: its rows are {height} x {width} patches, or others and rows for"
+                f" {', '.join(tokens)}: give the size, --from"
+            )
 
 
 def _grid(tables: tuple[Table, ...]) -> Pair:

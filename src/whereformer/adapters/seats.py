@@ -49,6 +49,11 @@ def seats_of(
     seats = [seat for stage in stages for seat in stage]
     if len({id(seat.block.module) for seat in seats}) < len(seats):
         raise InputError("equip: one block stands in several places of the model; each needs encodings of its own")
+    attentions = [id(heard.attention.module) for seat in seats for heard in seat.attentions]
+    if len(set(attentions)) < len(attentions):
+        raise InputError(
+            "equip: one attention stands in several places of the model; each needs encodings of its own"
+        )
     for chosen, factories in _chosen(encoding, len(seats)):
         of_these = {id(seats[number]) for number in chosen}
         for factory in factories:
@@ -106,6 +111,8 @@ def _chosen(
     if not isinstance(encoding, Mapping):
         yield range(depth), factories_of(encoding)
         return
+    if not encoding:
+        raise InputError("encoding={}, expected some blocks and their encodings")
     taken: set[int] = set()
     for blocks, one in encoding.items():
         numbers = (blocks,) if isinstance(blocks, int) else tuple(blocks)

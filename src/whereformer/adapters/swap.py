@@ -12,7 +12,7 @@ class Equipped:
     @staticmethod
     def named(original: type[nn.Module]) -> str:
         """What the class of a module of class `original` is called that behaves so."""
-        return f"Equipped{original.__name__}"
+        return f"Equipped{original.__name__.removeprefix('Equipped')}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _blank, tuple(_layers(type(self))), self.__dict__
@@ -20,21 +20,29 @@ class Equipped:
 
 def swap_class(module: nn.Module, behaviour: type[Equipped], **attributes: Any) -> None:
     """Let `module` behave as `behaviour` before its own class, which needs these attributes."""
-    module.__class__ = _mixed(behaviour, type(module))
     brought = tuple(name for name in attributes if name not in module.__dict__)
+    module.__dict__["_brought"] = brought, type(module), module.__dict__.get("_brought")
     for name, value in attributes.items():
         setattr(module, name, value)
-    module.__dict__["_brought"] = brought, module.__dict__.get("_brought")
+    module.__class__ = _mixed(behaviour, type(module))
 
 
 def swap_back(module: nn.Module) -> None:
-    """The reverse of `swap_class`."""
-    names, before = module.__dict__.pop("_brought")
+    """The reverse of `swap_class`, also of one that did not come to its end."""
+    names, original, before = module.__dict__["_brought"]
+    module.__class__ = original
     for name in names:
-        delattr(module, name)
-    if before is not None:
+        put(module, name, MISSING)
+    if before is None:
+        del module.__dict__["_brought"]
+    else:
         module.__dict__["_brought"] = before
-    module.__class__ = type(module).__bases__[1]
+
+
+def swap_all_back(module: nn.Module) -> None:
+    """Until it is of its own class."""
+    while "_brought" in module.__dict__:
+        swap_back(module)
 
 
 def is_outermost(module: nn.Module) -> bool:
@@ -44,6 +52,13 @@ def is_outermost(module: nn.Module) -> bool:
 
 MISSING = object()
 """In the place of an attribute that is not there."""
+
+
+def look(module: nn.Module, name: str) -> Any:
+    """What the instance itself has under that name, `MISSING` if nothing."""
+    own = module.__dict__
+    places = (own, *(own[register] for register in _KINDS))
+    return next((place[name] for place in places if name in place), MISSING)
 
 
 def put(module: nn.Module, name: str, value: Any) -> Any:
