@@ -14,7 +14,7 @@ from torch import nn
 import whereformer
 from timing import DTYPES, PLAIN, Notes, Table, Time, interleaved, options, prepare, write
 from whereformer import InputError, PositionEncoding
-from whereformer.adapters import timm as adapter
+from whereformer.adapters import behaviours
 
 MODELS = ("deit_tiny_patch16_224", "deit_small_patch16_224")
 ENCODINGS = {  # the model's own table stays, so that all that differs is what attention does
@@ -60,7 +60,7 @@ def run(name: str, encoding: str, backend: str, step: str, batch: int, dtype: to
     model = build(name, encoding).train(step == "training")
     images = torch.randn(batch, 3, *model.patch_embed.img_size)  # pyright: ignore
     autocast = partial(torch.autocast, "cpu", dtype, enabled=dtype != torch.float32)
-    attend = patch.object(adapter, "attention", partial(whereformer.attention, backend=backend))
+    attend = patch.object(behaviours, "attention", partial(whereformer.attention, backend=backend))
 
     def forward() -> None:
         with torch.inference_mode(), attend, autocast():
