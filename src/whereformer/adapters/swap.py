@@ -21,7 +21,7 @@ class Equipped:
 def swap_class(module: nn.Module, behaviour: type[Equipped], **attributes: Any) -> None:
     """Let `module` behave as `behaviour` before its own class, which needs these attributes."""
     brought = tuple(name for name in attributes if name not in module.__dict__)
-    module.__dict__["_brought"] = brought, type(module), module.__dict__.get("_brought")
+    module.__dict__["_brought"] = brought, module.__dict__.get("_brought")
     for name, value in attributes.items():
         setattr(module, name, value)
     module.__class__ = _mixed(behaviour, type(module))
@@ -29,14 +29,20 @@ def swap_class(module: nn.Module, behaviour: type[Equipped], **attributes: Any) 
 
 def swap_back(module: nn.Module) -> None:
     """The reverse of `swap_class`, also of one that did not come to its end."""
-    names, original, before = module.__dict__["_brought"]
-    module.__class__ = original
+    names, before = module.__dict__["_brought"]
+    if len(_layers(type(module))) > 1 + _depth(before):
+        module.__class__ = type(module).__bases__[1]
     for name in names:
         put(module, name, MISSING)
     if before is None:
         del module.__dict__["_brought"]
     else:
         module.__dict__["_brought"] = before
+
+
+def _depth(brought: Any) -> int:
+    """How many times a class was swapped."""
+    return 0 if brought is None else 1 + _depth(brought[1])
 
 
 def swap_all_back(module: nn.Module) -> None:
