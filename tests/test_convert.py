@@ -307,3 +307,15 @@ def test_a_mistake_costs_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch,
     assert len(err.splitlines()) == 1
     assert err.startswith("whereformer: error: ")
     assert not list(tmp_path.glob("n*"))
+
+
+def test_a_torch_file_of_an_equipped_model_shows_what_its_encodings_learn(tmp_path, capsys):
+    model = equip(timm.create_model("test_vit"), "learned + irpe")
+    torch.save(model.state_dict(), tmp_path / "equipped.pth")
+    found = inspect(tmp_path / "equipped.pth")
+    learned = {name: tuple(p.shape) for name, p in model.named_parameters() if ".encodings." in f".{name}"}
+    assert (found.equipped, found.encodings, found.prefix_tokens) == (True, learned, 1)
+    main(["inspect", str(tmp_path / "equipped.pth")])
+    shown = capsys.readouterr().out
+    assert "the file does not say it" in shown
+    assert "blocks.0.attn.encodings.0.tables.k ... blocks.5.attn.encodings.0.tables.k (6)" in shown

@@ -8,7 +8,7 @@ from typing import Any
 from whereformer.adapters.architectures import Match
 from whereformer.adapters.convert import is_equipped, plan, recipe_in
 from whereformer.adapters.files import Source, open_checkpoint
-from whereformer.adapters.layouts.layout import Layout
+from whereformer.adapters.layouts.layout import Layout, prefix_tokens
 from whereformer.adapters.layouts.rules import Step
 from whereformer.adapters.tables import Table, tables_of
 
@@ -31,6 +31,7 @@ class Inspection:
         prefix_rows: how many of them have rows in the position table.
         resize: how the tables are resized: a name of `whereformer.resample.RECIPES`.
         tables: every learned table over places.
+        encodings: what encodings learn, of a model that `equip` changed: name -> shape.
         parameters: how many numbers, without derived buffers.
         bytes: how long they are.
         dtypes: how many tensors of each dtype.
@@ -51,6 +52,7 @@ class Inspection:
     prefix_rows: int
     resize: str
     tables: tuple[Table, ...]
+    encodings: Mapping[str, tuple[int, ...]]
     parameters: int
     bytes: int
     dtypes: Mapping[str, int]
@@ -103,10 +105,11 @@ def inspect(source: Source, *, part: str | None = None) -> Inspection:
         models=conversion.models if conversion else (),
         encoding=recipe.get("encoding", "unknown"),
         grid=tuple(grid) if grid else None,
-        prefix_tokens=recipe.get("prefix", 0),
+        prefix_tokens=recipe.get("prefix", prefix_tokens(entries)),
         prefix_rows=recipe.get("prefix_rows", 0),
         resize=recipe.get("resize", "timm"),
         tables=tables_of(entries, grid=tuple(grid) if grid else None),
+        encodings={name: entry.shape for name, entry in entries.items() if ".encodings." in f".{name}"},
         parameters=sum(entry.numbers for entry in entries.values()),
         bytes=sum(entry.bytes for entry in entries.values()),
         dtypes=dict(Counter(str(entry.dtype).removeprefix("torch.") for entry in checkpoint.entries.values())),

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from whereformer.cli.show import needs, print_facts, shortened
@@ -16,6 +17,9 @@ examples:
       on the Hugging Face hub
   whereformer inspect last.pth --part model_ema
 """
+
+
+UNKNOWN = "the file does not say it: what its encodings learn is below"
 
 
 def arguments(command: argparse.ArgumentParser) -> None:
@@ -36,7 +40,7 @@ def inspect(options: argparse.Namespace) -> None:
     own = "of an equipped model" if found.equipped else "timm's, or none of the known"
     facts = {
         "layout": f"{layout.name}: {layout.source}" if layout else own,
-        "encoding": found.encoding,
+        "encoding": found.encoding if found.encoding != "unknown" else UNKNOWN,
         "grid": f"{found.grid[0]} x {found.grid[1]}" if found.grid else "not told by its tables",
         "prefix tokens": f"{found.prefix_tokens}, of which {found.prefix_rows} have rows in the position table",
         "resized as": found.resize,
@@ -58,6 +62,8 @@ def inspect(options: argparse.Namespace) -> None:
         print_facts("timm model", {"fits": "none: it is not of timm"})
     if found.tables:
         print_facts("tables", dict(_tables(found.tables)))
+    if found.encodings:
+        print_facts("what encodings learn", dict(_encodings(found.encodings)))
     if found.dropped:
         print_facts("left out by convert", {"": shortened([", ".join(found.dropped)])})
 
@@ -72,3 +78,14 @@ def _tables(tables: Sequence[Any]) -> Iterator[tuple[str, str]]:
         more = f" ... {alike[-1].name} ({len(alike)})" if len(alike) > 1 else ""
         rows = f", {alike[0].prefix} rows of prefix tokens" if alike[0].prefix else ""
         yield alike[0].name + more, f"{kind}, {' x '.join(map(str, shape))}, of {of}{rows}"
+
+
+def _encodings(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
+    """One line for those that differ in the numbers of blocks alone."""
+    same: dict[tuple[Any, ...], list[str]] = {}
+    for name, shape in shapes.items():
+        where, _, what = f".{name}".partition(".encodings.")
+        same.setdefault((re.sub(r"\d+", "N", where), what, shape), []).append(name)
+    for (_, _, shape), names in same.items():
+        more = f" ... {names[-1]} ({len(names)})" if len(names) > 1 else ""
+        yield names[0] + more, " x ".join(map(str, shape))
