@@ -319,3 +319,11 @@ def test_a_torch_file_of_an_equipped_model_shows_what_its_encodings_learn(tmp_pa
     shown = capsys.readouterr().out
     assert "the file does not say it" in shown
     assert "blocks.0.attn.encodings.0.tables.k ... blocks.5.attn.encodings.0.tables.k (6)" in shown
+
+
+def test_weights_of_another_width_are_not_taken_for_another_size():
+    other = timm.create_model("test_vit2").state_dict()
+    wide = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2)
+    with pytest.raises(InputError, match="does not fit the model") as raised:
+        load_checkpoint(wide, other)
+    assert "another size" not in str(raised.value)

@@ -31,6 +31,9 @@ def filtered(entries: Entries, model: nn.Module) -> dict[str, Entry] | None:
     sizes = {value.numel() for value in given.values()}
     resized = [table.name for table in tables_of(found) if found[table.name].numel() not in sizes]
     if resized:
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in resized}
+        if any(name in found and found[name].shape != shape for name, shape in shapes.items()):
+            return None  # of another architecture: what does not fit is named by who asked
         raise InputError(
             f"{', '.join(resized)}: the checkpoint is for another size; build the model for that,"
             " and give it to whereformer.resize afterwards"
