@@ -115,7 +115,7 @@ def _change(
     swap_class(model, host.behaviour or EquippedModel, place=place, **mine)
 
 
-def _take_back(modules: list[nn.Module], before: list[tuple[nn.Module, str, Any]]) -> None:
+def _take_back(modules: Sequence[nn.Module], before: list[tuple[nn.Module, str, Any]]) -> None:
     for module in modules:
         swap_all_back(module)
     for module, name, value in reversed(before):
