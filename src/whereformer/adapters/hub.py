@@ -15,7 +15,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".json")
 
 def looks_like_an_id(source: str | os.PathLike[str]) -> bool:
     """
-    >>> [looks_like_an_id(text) for text in ("timm/vit_base@main", "runs/last.pth", "/work/model", "model")]
+    >>> [looks_like_an_id(text) for text in ("timm/vit_base@main", "runs/last.pth", "/models/vit", "model")]
     [True, False, False, False]
     """
     return isinstance(source, str) and bool(ID.fullmatch(source)) and not source.endswith(SUFFIXES)

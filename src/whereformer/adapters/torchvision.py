@@ -1,5 +1,6 @@
 """torchvision's VisionTransformer and SwinTransformer (V1 and V2)."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,7 +77,7 @@ class EquippedWindowAttention(EquippedAttention, *((ShiftedWindowAttention,) if 
         scale = None
         if isinstance(self, ShiftedWindowAttentionV2):
             scale = 1.0
-            q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=4.605170185988092).exp()  # ln 100
+            q = F.normalize(q, dim=-1) * self.logit_scale.clamp(max=math.log(100)).exp()
             k = F.normalize(k, dim=-1)
         out = attend(self, q, k, v, mask, self.attention_dropout if self.training else 0.0, scale=scale)
         out = F.dropout(self.proj(out.transpose(1, 2).flatten(2)), self.dropout, self.training)
