@@ -137,7 +137,20 @@ def encode(x: Tensor, grid: Grid | Images, encodings: Iterable[PositionEncoding]
 
 def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
     """The definition of attention with positions; every backend must agree with it. q is not yet scaled."""
-    weights = F.dropout(_weights(q, k, forms, mask), dropout)
+    return weighted(F.dropout(_weights(q, k, forms, mask), dropout), v, forms)
+
+
+def logits_of(q: Tensor, k: Tensor, forms: Forms) -> Tensor:
+    """What the softmax is taken of, without a mask: [batch, heads, queries, keys]."""
+    turned_q, turned_k = forms.turn(q, k)
+    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
+    for bias in forms.biases:
+        logits = logits + bias.dense().to(logits.dtype)
+    return logits
+
+
+def weighted(weights: Tensor, v: Tensor, forms: Forms) -> Tensor:
+    """Values by weights [batch, heads, queries, keys], with the terms of the values."""
     out = weights @ v
     for term in forms.values:
         out = out + term.dense(weights).to(out.dtype)
@@ -145,10 +158,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, 
 
 
 def _weights(q: Tensor, k: Tensor, forms: Forms, mask: Mask | None) -> Tensor:
-    turned_q, turned_k = forms.turn(q, k)
-    logits = turned_q * q.shape[-1] ** -0.5 @ turned_k.mT
-    for bias in forms.biases:
-        logits = logits + bias.dense().to(logits.dtype)
+    logits = logits_of(q, k, forms)
     return logits.softmax(-1) if mask is None else mask.softmax(logits)
 
 

@@ -24,15 +24,7 @@ def from_table(table: Tensor | None) -> Start:
 
 def from_bias_table(table: Tensor) -> Start:
     """`swin` from a table [(2 height - 1) (2 width - 1), heads], offset by offset in raster order."""
-
-    @torch.no_grad()
-    def start(encoding: PositionEncoding) -> bool:
-        if not isinstance(encoding, Swin) or table.numel() != encoding.table.numel():
-            return False
-        encoding.table.copy_(table.mT.reshape(encoding.table.shape))
-        return True
-
-    return start
+    return from_tables(Swin, table=table.mT)
 
 
 def from_bias_mlp(first: nn.Linear, second: nn.Linear, window: Sequence[int]) -> Start:

@@ -13,7 +13,7 @@ from whereformer.adapters.behaviours import EquippedAttention
 from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Stage
 from whereformer.adapters.timm.parts import EquippedPlain, attends, rows, swaps
-from whereformer.attention import said
+from whereformer.attention import logits_of, said, weighted
 from whereformer.grid import Grid
 
 
@@ -45,15 +45,9 @@ class EquippedTalkingHeads(EquippedAttention, *((TalkingHeadAttn,) if TYPE_CHECK
         grid = self.place.grid
         assert isinstance(grid, Grid)
         forms, _ = said(q, k, v, grid, grid, tuple(self.inside()), None, 0.0)
-        turned_q, turned_k = forms.turn(q * self.scale, k)
-        logits = turned_q @ turned_k.mT
-        for bias in forms.biases:
-            logits = logits + bias.dense().to(logits.dtype)
-        weights = self.proj_l(logits.movedim(1, -1)).softmax(-2)
+        weights = self.proj_l(logits_of(q, k, forms).movedim(1, -1)).softmax(-2)
         weights = self.attn_drop(self.proj_w(weights).movedim(-1, 1))
-        out = weights @ v
-        for term in forms.values:
-            out = out + term.dense(weights).to(out.dtype)
+        out = weighted(weights, v, forms)
         return self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
 
 

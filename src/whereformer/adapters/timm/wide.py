@@ -1,7 +1,7 @@
 """timm's models with values wider than keys, written out: LeViT, EfficientFormer, EfficientViT (MSRA), SHViT."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from whereformer.adapters.behaviours import EquippedAttention, attend, held
 from whereformer.adapters.find import Hosts
-from whereformer.adapters.host import Attention, Fixed, Own
+from whereformer.adapters.host import Attention, Fixed, Grids, Own
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.timm.family import CHANNELS, NARROW, Family, reduced
 from whereformer.adapters.timm.grids import between, resolution
 from whereformer.adapters.timm.starts import from_levit
-from whereformer.attention import said
+from whereformer.attention import logits_of, said
 from whereformer.grid import Grid
 
 
@@ -76,19 +76,22 @@ def levit_layout(m: Any) -> Any:
     return CHANNELS if attention.use_conv else Fixed(Grid(*attention.resolution))
 
 
-def levit_attention(m: Any) -> Attention:
-    start = from_levit(m.attention_biases, m.resolution)
-    return Attention(m, *key_dims(m), resolution, takes=NARROW, start=start, behaviour=EquippedLevitAttention)
+def with_biases(behaviour: type[EquippedAttention], grids: Grids) -> Callable[[Any], Attention]:
+    """Attentions with a number for each head and undirected offset."""
 
+    def attention(m: Any) -> Attention:
+        start = from_levit(m.attention_biases, m.resolution)
+        return Attention(m, *key_dims(m), grids, takes=NARROW, start=start, behaviour=behaviour)
 
-def levit_downsample(m: Any) -> Attention:
-    start = from_levit(m.attention_biases, m.resolution)
-    return Attention(m, *key_dims(m), shrinking, takes=NARROW, start=start, behaviour=EquippedLevitDownsample)
+    return attention
 
 
 LEVIT = Family(
     blocks={levit.LevitBlock: levit_layout, levit.LevitDownsample: levit_layout},
-    attentions={levit.Attention: levit_attention, levit.AttentionDownsample: levit_downsample},
+    attentions={
+        levit.Attention: with_biases(EquippedLevitAttention, resolution),
+        levit.AttentionDownsample: with_biases(EquippedLevitDownsample, shrinking),
+    },
     own={levit.Attention: own_biases, levit.AttentionDownsample: own_biases},
     size=lambda model: reduced(model.stages[0].blocks[0].attn.resolution, model),
 )
@@ -143,7 +146,9 @@ class EquippedMapTalkingHeads(EquippedAttention):
         x = x if self.stride_conv is None else self.stride_conv(x)
         v = self.v(x)
         q, k, values = (heads_of_map(self, t) for t in (self.q(x), self.k(x), v))
-        logits = biased_logits(self, q, k, values)
+        queries, keys = self.grids(self, self.place.grid)
+        forms, _ = said(q, k, values, queries, keys, tuple(held(self)), None, 0.0)
+        logits = logits_of(q, k, forms)
         if (own := biases(self, x)) is not None:
             logits = logits + own
         weights = self.talking_head2(self.talking_head1(logits).softmax(-1))
@@ -151,36 +156,15 @@ class EquippedMapTalkingHeads(EquippedAttention):
         return self.proj(self.act(out if self.upsample is None else self.upsample(out)))
 
 
-def biased_logits(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q · k / √d with what rotations and biases say: [batch, heads, queries, keys]."""
-    queries, keys = module.grids(module, module.place.grid)
-    forms, _ = said(q, k, v, queries, keys, tuple(held(module)), None, 0.0)
-    turned_q, turned_k = forms.turn(q * q.shape[-1] ** -0.5, k)
-    logits = turned_q @ turned_k.mT
-    for bias in forms.biases:
-        logits = logits + bias.dense().to(logits.dtype)
-    return logits
-
-
 def halving(m: Any, grid: Grid) -> tuple[Grid, Grid]:
     return between(m, Grid(*m.resolution), (2, 2), (1, 1))
-
-
-def map_downsample(m: Any) -> Attention:
-    start = from_levit(m.attention_biases, m.resolution)
-    return Attention(m, *key_dims(m), halving, takes=NARROW, start=start, behaviour=EquippedMapDownsample)
-
-
-def talking_heads(m: Any) -> Attention:
-    start = from_levit(m.attention_biases, m.resolution)
-    return Attention(m, *key_dims(m), resolution, takes=NARROW, start=start, behaviour=EquippedMapTalkingHeads)
 
 
 EFFICIENTFORMER_V2 = Family(
     blocks={efficientformer_v2.EfficientFormerV2Block: CHANNELS, efficientformer_v2.Downsample: CHANNELS},
     attentions={
-        efficientformer_v2.Attention2d: talking_heads,
-        efficientformer_v2.Attention2dDownsample: map_downsample,
+        efficientformer_v2.Attention2d: with_biases(EquippedMapTalkingHeads, resolution),
+        efficientformer_v2.Attention2dDownsample: with_biases(EquippedMapDownsample, halving),
     },
     own=dict.fromkeys((efficientformer_v2.Attention2d, efficientformer_v2.Attention2dDownsample), own_biases),
     size=lambda model: reduced(model.stages[-1].blocks[-1].token_mixer.resolution, model, -1),
