@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whereformer.adapters.hub import from_hub, looks_like_an_id
+from whereformer.adapters.shards import shards_in
 from whereformer.errors import InputError
 
 PARTS = (
@@ -176,17 +177,10 @@ class _Shelf:
 
     def sharded(self, index: Path) -> dict[str, Any]:
         """What the files that an index names hold."""
-        try:
-            content = json.loads(index.read_text())
-            shards: dict[str, str] = content["weight_map"]
-            names = list(dict.fromkeys(shards.values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} is not an index of weights: {error!r}") from None
+        shards = shards_in(index)
         entries: dict[str, Entry] = {}
         about: dict[str, Any] = {}
-        for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
-                raise InputError(f"{index} names {name!r}, expected a file beside it")
+        for name in dict.fromkeys(shards.values()):
             opened = self.whole(index.parent / name)
             entries |= opened.pop("entries")
             about = {**opened, "metadata": {**about.get("metadata", {}), **opened.get("metadata", {})}}

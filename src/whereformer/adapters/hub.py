@@ -1,12 +1,12 @@
 """Weights on the Hugging Face hub."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from whereformer.adapters.shards import shards_in
 from whereformer.errors import InputError
 
 ID = re.compile(r"(hf-hub:)?[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
@@ -54,7 +54,7 @@ def from_hub(source: str, names: Sequence[str]) -> Path:
                 reached = True
                 continue
             if name.endswith(".index.json"):
-                for shard in shards_of(path):
+                for shard in dict.fromkeys(shards_in(path).values()):
                     fetched(shard)
             with suppress(EntryNotFoundError):  # which includes LocalEntryNotFoundError
                 fetched("config.json")
@@ -71,11 +71,3 @@ def from_hub(source: str, names: Sequence[str]) -> Path:
     raise InputError(
         f"{source!r} is no file, and as an id of the hub it is not in the cache, nor is there a network"
     )
-
-
-def shards_of(index: Path) -> list[str]:
-    """The files that an index names."""
-    try:
-        return sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index} is not an index of weights: {error!r}") from None
