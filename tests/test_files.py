@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cuts import Killed, cut_before
 from whereformer import InputError
 from whereformer.adapters.files import DTYPES, Entry, open_checkpoint
 from whereformer.adapters.writing import write_weights
@@ -318,40 +319,20 @@ def test_in_place(tmp_path):
         holds(path, state)
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("shard", [10**9, 90])
-def test_killed_between_any_two_changes_of_a_file(tmp_path, monkeypatch, shard):
+def test_killed_between_any_two_changes_of_a_file(tmp_path, shard):
     """The old weights, or the new ones, or (where there are several files) none: never a mixture."""
     old, new = ({f"layer.{n}": torch.full((10,), value) for n in range(7)} for value in (1.0, 2.0))
-    changes = {name: getattr(os, name) for name in ("fsync", "replace", "unlink")}
-    left = 0
-
-    def counted(name):
-        def change(*arguments, **options):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return changes[name](*arguments, **options)
-
-        return change
-
     cuts, whole = 0, 0
     while True:
         path = tmp_path / str(cuts) / "model.safetensors"
         write_weights(path, entries(old), {}, shard=shard)
-        left = cuts
-        with monkeypatch.context() as patch:
-            for name in changes:
-                patch.setattr(os, name, counted(name))
-            try:
+        try:
+            with cut_before(cuts):
                 write_weights(path, entries(new), {}, shard=shard)
-                break
-            except Killed:
-                pass
+            break
+        except Killed:
+            pass
         try:
             found = open_checkpoint(path).entries
         except (FileNotFoundError, InputError):

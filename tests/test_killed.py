@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+from cuts import Killed, cut_before
 from whereformer.lab.data import load
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.record import Run
@@ -26,10 +27,6 @@ TINY = Experiment(
     warmup=1,
     batch_size=256,
 )
-
-
-class Killed(BaseException):
-    pass
 
 
 def run(folder):
@@ -55,32 +52,16 @@ def unbroken(tmp_path_factory):
     return folder
 
 
-def test_between_any_two_changes_of_a_file(tmp_path, unbroken, monkeypatch):
+def test_between_any_two_changes_of_a_file(tmp_path, unbroken):
     """Cut before the first, second, ... sync, rename or removal of a run, until a run has no more of them."""
-    left = 0
-    changes = {name: getattr(os, name) for name in ("fsync", "replace", "unlink")}
-
-    def counted(name):
-        def change(*arguments, **options):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return changes[name](*arguments, **options)
-
-        return change
-
-    for name in changes:
-        monkeypatch.setattr(os, name, counted(name))
     cuts = 0
     while True:
         folder = tmp_path / str(cuts)
-        left = cuts
         try:
-            run(folder)
+            with cut_before(cuts):
+                run(folder)
             break
         except Killed:
-            left = 10**6
             run(folder)
             assert numbers(folder) == numbers(unbroken)
             assert not list(folder.glob("*.pt")) + list(folder.glob(".*"))
