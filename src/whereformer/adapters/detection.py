@@ -27,11 +27,12 @@ def equip_detr(
 ) -> Model:
     """Give DETR or Conditional DETR encodings in its encoder and in its decoder, in place.
 
-    What is learned of an object query says nothing of where it is. Here the object queries are the cells of a
-    lattice over the image, row by row; that is for its training to make true. In the decoder's self-attention the
-    lattice is a grid like any other. In its cross-attention a query is in the middle of its cell, in patches of the
-    feature map: cell r of R is, over an image of H rows of patches, at (r + 1/2) H / R − 1/2. In a padded batch
-    the lattice lies over each image, not over its padding.
+    DETR's object queries are learned, and lie nowhere. Here they are said to be the cells of a lattice over the
+    image, row by row: a claim that training has to make true, as each cell still is a learned query. In the
+    decoder's self-attention the lattice is a grid like any other, and the unit of offsets is a cell. In its
+    cross-attention the unit is a patch of the feature map, and each query is in the middle of its cell: row r of
+    R, over an image of H rows of patches, at (r + 1/2) H / R − 1/2. In a padded batch the lattice lies over each
+    image, not over its padding.
 
     Args:
         model: `DetrModel`, `ConditionalDetrModel`, or one that has it inside.

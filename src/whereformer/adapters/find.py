@@ -45,7 +45,7 @@ def host_of(model: nn.Module, grid: Grid | None = None, **options: Any) -> Host:
         if make is None:
             continue
         if options and library != LIBRARIES["transformers"]:
-            raise InputError(f"equip: {next(iter(options))}, but {name} has no object queries")
+            raise InputError(f"equip: {next(iter(options))} given, which a {name} does not have")
         if library != LIBRARIES["torch"]:
             if grid is not None:
                 raise InputError(f"equip: grid={grid}, but {name} knows its own")

@@ -184,7 +184,9 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
             home = _home(queries, keys)
             made = build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat)
             if isinstance(queries, Points) and not queries.whole:
-                _check_between(made, queries, keys, like, f"{spell(factory)} in a {type(attention.module).__name__}")
+                _check_between(
+                    made, queries, keys, like, f"{spell(factory)} in a {type(attention.module).__name__}"
+                )
             heard.encodings.append(made)
         if "tokens" in moments:
             both = seat.attentions[0].encodings[-1]

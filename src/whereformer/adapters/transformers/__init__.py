@@ -64,7 +64,7 @@ def tower_inside(model: PreTrainedModel, **options: Any) -> Host:
     (tower,) = towers.values()
     make = _known(tower)[type(tower)]
     if unknown := [name for name in options if name not in signature(make).parameters]:
-        raise InputError(f"equip: {unknown[0]}={options[unknown[0]]!r}, which a {type(tower).__name__} does not have")
+        raise InputError(f"equip: {unknown[0]} given, which a {type(tower).__name__} does not have")
     return replace(make(tower, **options), behaviour=EquippedPreTrained)
 
 

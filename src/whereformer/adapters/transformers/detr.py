@@ -34,8 +34,8 @@ def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid 
     cross-attention is what is added in the encoder.
 
     Args:
-        queries: (rows, columns) of a lattice over the image on which they lie after all. Behind the encoder's layers
-            the self-attentions of the decoder are then blocks, and behind these its cross-attentions.
+        queries: (rows, columns) of a lattice over the image on which they lie after all. Blocks are then also the
+            self-attentions of the decoder, behind the encoder's layers, and its cross-attentions behind these.
     """
     config, positions = model.config, cast(Any, model.position_embedding)
     dim, heads = config.d_model, config.encoder_attention_heads
@@ -61,7 +61,10 @@ def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid 
     if queries is not None:
         cells = lattice(queries, config.num_queries)
         stages += decoder_stages(layers, dim, config.decoder_attention_heads, cells, grid)
-        more = {"swaps": [(layer, CheckpointedLayer) for layer in layers], "options": {"queries": list(cells.size)}}
+        more = {
+            "swaps": [(layer, CheckpointedLayer) for layer in layers],
+            "options": {"queries": list(cells.size)},
+        }
     return Host(
         stages,
         own,

@@ -1,8 +1,7 @@
-"""Object queries that lie on a lattice over the image: where they are, and where the keys of cross-attention are.
+"""Object queries that lie on a lattice over the image.
 
-Each cell of the lattice is a learned query. Among queries one unit of offsets is a cell. Towards the feature map it is
-a patch of the map, and a query is in the middle of its cell, most often between patches: what looks up whole offsets
-is refused.
+Among queries the unit of offsets is a cell of the lattice. Towards the feature map it is a patch of the map: each
+query is in the middle of its cell, most often between patches, so that what looks up whole offsets cannot serve.
 """
 
 from collections.abc import Sequence
@@ -36,16 +35,15 @@ def lattice(queries: Any, count: int) -> Grid:
 def decoder_stages(layers: Sequence[Any], dim: int, heads: int, queries: Grid, home: Grid) -> list[Stage]:
     """Of a decoder's layers, the attentions among object queries, and those from them to the feature map.
 
-    In Conditional DETR's cross-attention queries and keys have places beside what they hold, twice as many features
-    as values, so that there no encoding speaks of values.
+    In Conditional DETR's cross-attention queries and keys carry places beside what they hold. They have twice as
+    many features as values, so that no encoding can speak of both.
     """
-    among = [dispatched(layer.self_attn, dim, heads, grids=partial(among_queries, queries=queries)) for layer in layers]
-    wide = any(hasattr(layer.encoder_attn, "q_pos_sine_proj") for layer in layers)
-    more: dict[str, Any] = {"takes": ("rotations", "biases")} if wide else {}
-    more["grids"] = partial(to_the_map, queries=queries)
-    width = 2 * dim if wide else dim
-    across = [dispatched(layer.encoder_attn, width, heads, **more) for layer in layers]
-    return [_stage(dim, heads, queries, among), _stage(width, heads, home, across)]
+    beside = any(hasattr(layer.encoder_attn, "q_pos_sine_proj") for layer in layers)
+    width, limits = (2 * dim, {"takes": ("rotations", "biases")}) if beside else (dim, {})
+    among, across = (partial(where, queries=queries) for where in (among_queries, to_the_map))
+    itself = [dispatched(layer.self_attn, dim, heads, grids=among) for layer in layers]
+    the_map = [dispatched(layer.encoder_attn, width, heads, grids=across, **limits) for layer in layers]
+    return [_stage(dim, heads, queries, itself), _stage(width, heads, home, the_map)]
 
 
 def _stage(dim: int, heads: int, home: Grid, attentions: Sequence[Attention]) -> Stage:
@@ -58,7 +56,7 @@ def among_queries(attention: nn.Module, grid: Grid, *, queries: Grid) -> tuple[G
 
 
 def to_the_map(attention: Any, grid: Grid, *, queries: Grid) -> tuple[Any, Any]:
-    """Object queries in the middles of their cells, and the feature map; each image's for what goes by its size."""
+    """Object queries in the middles of their cells, and patches; image by image for what goes by their sizes."""
     if not isinstance(grid, Corners):
         return over_all_of(queries, grid, next(attention.parameters()).device), grid
     if any(encoding.by_size for encoding in held(attention)):
@@ -90,7 +88,7 @@ def over(queries: Grid, image: Grid, start: Tensor, size: Tensor) -> Points:
 
 
 def _extents(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The first row and column of each image, and how many it has: [batch, 2] each, from [batch, height, width]."""
+    """Where each image of a mask [batch, height, width] begins, and its size: (rows, columns), [batch, 2] each."""
     lines = [mask.any(2).int(), mask.any(1).int()]  # argmax takes no bool
     first = torch.stack([line.argmax(1) for line in lines], 1)
     behind = torch.stack([line.shape[1] - line.flip(1).argmax(1) for line in lines], 1)
