@@ -14,6 +14,8 @@ from whereformer.lab.detect.shapes import Shapes
 from whereformer.lab.study import PRECISIONS, Study, is_json_object, is_number, is_text, is_whole
 
 ENCODINGS = ("none", "detr_sine", "detr_sine + irpe(ratio=2)")
+ON = ("self", "cross", "both")
+SCHEDULES = ("drop", "cosine")
 MODELS = ("detr", "conditional_detr")
 SMALL_MODEL = {
     "d_model": 128,
@@ -60,9 +62,11 @@ class DetectionExperiment(Study):
     weights: str | None = None  # a file or a folder with weights of a whole detector to start from
     queries: tuple[int, int] | None = None  # None; or (rows, columns): object queries on a lattice
     decoder_encoding: str | None = None  # for queries on a lattice: a text, of the decoder's attentions
+    decoder_on: str = "both"  # of these, or "self" or "cross"
 
     epochs: int = 30
-    drop: int | None = 25  # epochs after which the learning rates are a tenth
+    schedule: str = "drop"  # how the learning rates go: they drop once; or "cosine", to zero
+    drop: int | None = 25  # epochs after which they are a tenth; None: never
     batch_size: int = 16  # over all processes together
     learning_rate: float = 5e-4
     backbone_learning_rate: float = 5e-4  # 0: the backbone is not trained
@@ -84,7 +88,14 @@ class DetectionExperiment(Study):
             self._require(name, lambda value: value is None or is_text(value), "a file or None")
         for name in ("data_args", "augmentation", "model_args", "backbone_args"):
             self._require(name, is_json_object, "a dictionary that JSON can hold")
-        choices = {"model": MODELS, "broken": BROKEN, "areas": AREAS, "precision": PRECISIONS}
+        choices = {
+            "model": MODELS,
+            "broken": BROKEN,
+            "areas": AREAS,
+            "precision": PRECISIONS,
+            "decoder_on": ON,
+            "schedule": SCHEDULES,
+        }
         for name, accepted in choices.items():
             self._require(name, lambda value, among=accepted: value in among, f"one of {', '.join(accepted)}")
         self._require("frozen_norm", lambda value: type(value) is bool, "True or False")
@@ -106,6 +117,8 @@ class DetectionExperiment(Study):
         self._require(
             "ema", lambda value: value is None or (is_number(value) and 0 < value < 1), "between 0 and 1, or None"
         )
+        if self.schedule != "drop":
+            self._require("drop", lambda value: value is None, f"None: schedule={self.schedule!r}")
         self._check_queries()
         if self.data != "shapes" and self.data_args:
             raise InputError(f"data_args={dict(self.data_args)!r}: only data='shapes' takes any")

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from whereformer.adapters import equip, load_checkpoint
-from whereformer.adapters.find import host_of
+from whereformer.adapters import equip_detr, load_checkpoint
 from whereformer.errors import InputError
 from whereformer.lab.detect.backbone import backbone
 from whereformer.lab.detect.experiment import DetectionExperiment
@@ -69,10 +68,12 @@ def bare(experiment: DetectionExperiment, categories: int) -> Any:
 
 def equipped(experiment: DetectionExperiment, model: Any, encoding: str) -> Any:
     """The detector with an encoding in the place of its own sines."""
-    host = host_of(model)
-    stride = model.model.backbone.model.feature_info.reduction()[-1]
-    (stage,) = host.stages
-    return equip(model, encoding, host=replace(host, stages=[replace(stage, grid=experiment.home(stride))]))
+    home = experiment.home(model.model.backbone.model.feature_info.reduction()[-1])
+    decoder = experiment.decoder_encoding
+    if decoder is None:
+        return equip_detr(model, encoding, home=home)
+    on: Any = experiment.decoder_on
+    return equip_detr(model, encoding, decoder, queries=experiment.queries, on=on, home=home)
 
 
 def _stand_in(channels: int) -> Any:

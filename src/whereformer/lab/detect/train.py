@@ -149,10 +149,12 @@ def about_weights(
     }
 
 
-def rate(experiment: DetectionExperiment, epoch: int, update: int) -> float:
-    """The part of the learning rate that counts, in an epoch and after so many updates of all."""
+def rate(experiment: DetectionExperiment, update: int, steps: int) -> float:
+    """The part of the learning rates that counts after so many updates, of which an epoch has `steps`."""
     warm = min(1.0, (update + 1) / experiment.warmup) if experiment.warmup else 1.0
-    return warm * (0.1 if experiment.drop is not None and epoch >= experiment.drop else 1.0)
+    if experiment.schedule == "cosine":
+        return warm * (1 + math.cos(math.pi * update / (steps * experiment.epochs))) / 2
+    return warm * (0.1 if experiment.drop is not None and update >= experiment.drop * steps else 1.0)
 
 
 def optimizer_of(experiment: DetectionExperiment, detector: Any) -> torch.optim.Optimizer:
@@ -215,7 +217,7 @@ class _Trainee:
             workers=experiment.loader_workers,
         )
         for step, batch in enumerate(batches):
-            factor = rate(experiment, epoch, epoch * steps + step)
+            factor = rate(experiment, epoch * steps + step, steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
             losses = self.model(send_to_device(batch, self.accelerator.device))
