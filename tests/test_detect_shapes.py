@@ -181,4 +181,6 @@ def test_sides(tmp_path):
     boxes = load(tmp_path / "set").train
     sides = torch.tensor([min(one.width, one.height) for one in boxes.pictures])
     longest = boxes.boxes.xywh[:, 2:].max(1).values / sides
-    assert len(longest) == 12 and longest.min() > 0.2 and longest.max() < 0.5 * 1.25 * 2**0.5
+    assert len(longest) == 12
+    assert longest.min() > 0.2
+    assert longest.max() < 0.5 * 1.25 * 2**0.5
