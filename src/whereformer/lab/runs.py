@@ -1,7 +1,6 @@
 """The runs of a study: those that are not there yet are run, and progress is shown."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rich.progress import (
 )
 
 from whereformer.errors import InputError
-from whereformer.lab.pool import Do, Ready, Task, run_in_pool
+from whereformer.lab.pool import Do, OnEpoch, Ready, Task, run_in_pool
 from whereformer.lab.record import Run, run_folder
 from whereformer.lab.study import Study
 
@@ -58,7 +57,7 @@ def run_all(
             run_in_pool(study, out, todo, workers or _cores(), ready, ticker.epoch, ticker.result)
         else:
             for task in todo:
-                on_epoch: Callable[[int], None] = lambda epochs, task=task: ticker.epoch(task, epochs)  # noqa: E731
+                on_epoch: OnEpoch = lambda epochs, task=task: ticker.epoch(task, epochs)  # noqa: E731
                 ticker.result(task, do(*task, runs[task], on_epoch))
     return runs
 
@@ -72,7 +71,7 @@ class _Ticker:
 
     def __init__(self, study: Study, todo: list[Task], console: Console | None) -> None:
         self.study = study
-        self.done = dict.fromkeys(todo, 0)  # epochs of each run
+        self.done = dict.fromkeys(todo, 0.0)  # epochs of each run
         self.results = 0
         self.console = console
         self.bar = Progress(
@@ -96,7 +95,7 @@ class _Ticker:
     def __exit__(self, *reason: object) -> None:
         self.bar.stop()
 
-    def epoch(self, task: Task, epochs: int) -> None:
+    def epoch(self, task: Task, epochs: float) -> None:
         self.done[task] = epochs
         encoding, seed = task
         self.bar.update(self.line, completed=sum(self.done.values()), description=f"{encoding}, seed {seed}")

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -29,11 +28,12 @@ from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
-from whereformer.lab.pool import Do, Task
+from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
 from whereformer.lab.runs import accelerator_for, run_all
 from whereformer.lab.train import CHECKPOINT_EVERY, seed_all, weights_of
 
+TELL_EVERY = 1.0  # seconds
 CATEGORIES_KEY, EXPERIMENT_KEY = "whereformer.categories", "whereformer.experiment"
 """The metadata of a run's weights: names the categories, [[id, name], ...], and says how the model is built."""
 
@@ -68,7 +68,7 @@ def ready(experiment: DetectionExperiment, out: Path) -> Do:
 def doing(experiment: DetectionExperiment, data: Detection, accelerator: Accelerator) -> Do:
     """What does one run of an experiment."""
 
-    def do(encoding: str, seed: int, run: Run, on_epoch: Callable[[int], None]) -> dict[str, Any]:
+    def do(encoding: str, seed: int, run: Run, on_epoch: OnEpoch) -> dict[str, Any]:
         return train(experiment, encoding, seed, data, run, accelerator, on_epoch)
 
     return do
@@ -81,7 +81,7 @@ def train(
     data: Detection,
     run: Run,
     accelerator: Accelerator,
-    on_epoch: Callable[[int], None] = lambda epochs: None,
+    on_epoch: OnEpoch = lambda epochs: None,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> dict[str, Any]:
     """Trains, or goes on where the run's folder says that it stopped; `on_epoch` hears how many epochs are done.
@@ -107,7 +107,7 @@ def train(
 
     for epoch in range(state["epoch"], experiment.epochs):
         began, done = monotonic(), epoch + 1
-        line = {"epoch": done, **trainee.epoch(epoch, share)}
+        line = {"epoch": done, **trainee.epoch(epoch, share, on_epoch)}
         if done % experiment.evaluate_every == 0 or done == experiment.epochs:
             metrics = trainee.tested(share)
             line |= asdict(metrics.overall)
@@ -200,13 +200,13 @@ class _Trainee:
         """What is tested and kept: the moving average, or the model itself."""
         return self.detector if self.average is None else self.average.module
 
-    def epoch(self, epoch: int, share: Share) -> dict[str, float]:
+    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
         """One epoch of training: the mean of the losses."""
         experiment, seed = self.experiment, self.seed
         seed_all(seed, epoch, share.rank)
         self.model.train()
         steps = len(self.data.train) // experiment.batch_size
-        totals: dict[str, Tensor] = {}
+        totals, told = {}, monotonic()
         batches = to_train_on(
             self.data.train,
             experiment.augmented,
@@ -230,6 +230,9 @@ class _Trainee:
                 )
             self._step(losses["loss"])
             totals = {name: totals.get(name, 0) + loss for name, loss in seen.items()}
+            if monotonic() - told > TELL_EVERY and step + 1 < steps:
+                on_epoch(epoch + (step + 1) / steps)
+                told = monotonic()
         return {name: float(total) / steps for name, total in totals.items()}
 
     def _step(self, loss: Tensor) -> None:
