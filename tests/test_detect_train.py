@@ -36,7 +36,11 @@ TINY = DetectionExperiment(
     augmentation={"scaled": 32},
     model_args={**SMALL_MODEL, "d_model": 16, "num_queries": 6, "encoder_layers": 1, "decoder_layers": 1}
     | {"dropout": 0.1},
-    backbone_args={"layers": [1, 1], "channels": [8, 16]},
+    backbone_args={"stem": 8, "layers": [1, 1], "channels": [8, 16]},
+    model="detr",
+    queries=None,
+    backbone_epochs=1,
+    schedule="drop",
     epochs=3,
     drop=2,
     batch_size=4,

@@ -26,6 +26,7 @@ from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.load import Detection
 from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
+from whereformer.lab.detect.objects import learn_objects
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
 from whereformer.lab.pool import Do, OnEpoch, Task
@@ -96,9 +97,8 @@ def train(
     share = Share(accelerator.process_index, accelerator.num_processes)
     if experiment.batch_size % share.world:
         raise InputError(f"batch_size={experiment.batch_size}, expected a multiple of the {share.world} processes")
-    trainee = _Trainee(experiment, encoding, seed, data, accelerator)
-
     state = run.load() or {"epoch": 0, "best": None, "log": []}
+    trainee = _Trainee(experiment, encoding, seed, data, accelerator, fresh=not state["epoch"])
     if state["epoch"]:
         trainee.restore(state)
         on_epoch(state["epoch"])
@@ -182,10 +182,14 @@ class _Trainee:
         seed: int,
         data: Detection,
         accelerator: Accelerator,
+        *,
+        fresh: bool,
     ) -> None:
         self.experiment, self.data, self.accelerator = experiment, data, accelerator
         self.encoding, self.seed = encoding, seed
         self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
+        if fresh and experiment.backbone_epochs:
+            learn_objects(self.detector.model.backbone.model, data.train, experiment.backbone_epochs, seed)
         self.average = (
             AveragedModel(self.detector, multi_avg_fn=get_ema_multi_avg_fn(experiment.ema))
             if experiment.ema is not None
