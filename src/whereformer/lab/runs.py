@@ -1,6 +1,7 @@
 """The runs of a study: those that are not there yet are run, and progress is shown."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,27 @@ def run_all(
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Counter:
+    """A progress bar for what is counted before the runs begin; nothing without a terminal."""
+
+    def __init__(self, console: Console | None) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        disable = console is None or not console.is_terminal
+        self.bar = Progress(*columns, console=console, transient=True, disable=disable)
+
+    def __enter__(self) -> "Counter":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.bar.stop()
+
+    def of(self, what: str) -> Callable[[int, int], None]:
+        """What hears how many of how many are done."""
+        line = self.bar.add_task(what, visible=False)
+        return lambda done, total: self.bar.update(line, completed=done, total=total, visible=True)
 
 
 class _Ticker:

@@ -60,9 +60,13 @@ class DetectionExperiment(Study):
     backbone_args: Mapping[str, Any] = field(default_factory=lambda: dict(SMALL_BACKBONE))
     """Of the small one, whose stages halve the map; or else of timm's `create_model`."""
     backbone_weights: str | None = None  # None: random; "pretrained": timm's, from the hub; or a file
-    backbone_epochs: int = 6  # before all else: over the objects alone, cut out, which it learns to tell apart
+    backbone_epochs: int = 6
+    """In which the backbone first learns to tell apart the objects, cut out: see `learn_objects`. None of them if
+    the detector starts from `weights`."""
     frozen_norm: bool = False  # True: batch norm, the stem and the first stage stay as the weights say, as in DETR
-    weights: str | None = None  # a file or a folder with weights of a whole detector to start from
+    weights: str | None = (
+        None  # of a whole detector to start from, for other classes or encodings too: see `start`
+    )
     queries: tuple[int, int] | None = (5, 5)  # None; or (rows, columns): object queries on a lattice
     decoder_encoding: str | None = None  # for queries on a lattice: a text, of the decoder's attentions
     decoder_on: str = "both"  # of these, or "self" or "cross"

@@ -31,7 +31,7 @@ from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
 from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
-from whereformer.lab.runs import accelerator_for, run_all
+from whereformer.lab.runs import Counter, accelerator_for, run_all
 from whereformer.lab.train import CHECKPOINT_EVERY, seed_all, weights_of
 
 TELL_EVERY = 1.0  # seconds
@@ -50,10 +50,14 @@ def train_all(
     accelerator = accelerator_for(experiment.precision)
     main = accelerator.is_main_process
     with record.claimed(out, experiment) if main else nullcontext():
-        if main:
-            drawn(experiment, out)
-        accelerator.wait_for_everyone()
-        data = opened(experiment, out)
+        with Counter(console if main else None) as counter:
+            if main:
+                drawn(experiment, out, counter.of("images drawn"))
+            accelerator.wait_for_everyone()
+            data = opened(experiment, out, counter.of("images looked at"))
+        if main and console:
+            for report in data.reports:
+                console.print(str(report), markup=False, highlight=False, style="dim")
         for encoding in experiment.encodings:  # what cannot be built is refused before anything else
             build(experiment, encoding, 0, len(data.train.categories))
         do = doing(experiment, data, accelerator)
@@ -188,7 +192,7 @@ class _Trainee:
         self.experiment, self.data, self.accelerator = experiment, data, accelerator
         self.encoding, self.seed = encoding, seed
         self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
-        if fresh and experiment.backbone_epochs:
+        if fresh and experiment.backbone_epochs and not experiment.weights:
             learn_objects(self.detector.model.backbone.model, data.train, experiment.backbone_epochs, seed)
         self.average = (
             AveragedModel(self.detector, multi_avg_fn=get_ema_multi_avg_fn(experiment.ema))
