@@ -63,7 +63,11 @@ def released(
     heads, heads_from = _heads(named, arguments)
     model = equipped(_built(entries, named, arguments, heads), text)
     model.to(torch.promote_types(torch.float32, entries["class_embed.weight"].dtype))
-    load_checkpoint(model, source, part=part)
+    try:
+        load_checkpoint(model, source, part=part)
+    except InputError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise InputError(f"{lines[0]} {'; '.join(lines[1:])} (the encoding is {text!r}, {where})") from None
     return model, {
         "weights": f"{irpe.DETR.source}{_part(checkpoint)}",
         "encoding": f"{text} ({where})",
