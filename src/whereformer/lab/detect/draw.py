@@ -8,9 +8,9 @@ from typing import Any
 
 from whereformer.errors import check_count
 from whereformer.lab import record
+from whereformer.lab.canvas import COLOURS
 from whereformer.lab.detect.boxes import Annotations
 from whereformer.lab.detect.evaluate import Prediction
-from whereformer.lab.plots import COLOURS
 
 LEAST = 0.5  # score of a prediction that is shown
 INCHES = 2.6  # width of an image on the sheet
