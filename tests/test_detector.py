@@ -254,9 +254,9 @@ def test_predictions_are_in_pixels_of_the_stored_image(tmp_path, kind):
     truth = data(tmp_path, {1: "a", 2: "b"})
     model = tiny(kind, num_labels=2).double()
     augmentation = Augmentation(shorter=(64,), longest=100)
-    seen: list[tuple[int, int]] = []
-    rows = predictions(model, truth, augmentation, batch_size=1, on_batch=lambda *done: seen.append(done))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    seen: list[int] = []
+    rows = predictions(model, truth, augmentation, 1, on_batch=seen.append)
+    assert seen == [1, 2, 3]
     dataset = BoxedImages(truth, augmentation.testing())
     for index, picture in enumerate(truth.pictures):
         with torch.inference_mode():

@@ -131,10 +131,10 @@ class Detector:
             self.model,
             replace(annotations, categories=ordered),
             self.augmentation,
-            batch_size=batch_size,
-            loader_workers=loader_workers,
-            device=next(self.model.parameters()).device,
-            on_batch=on_batch,
+            batch_size,
+            next(self.model.parameters()).device,
+            lambda done: on_batch(done, len(annotations)),
+            workers=loader_workers,
         )
         return [row for row in rows if row["category_id"] < spare]
 

@@ -9,7 +9,7 @@ from whereformer.adapters.behaviours import EquippedModel
 from whereformer.adapters.pretrained import KEY, from_pretrained
 from whereformer.errors import InputError
 from whereformer.lab.detect.augment import MEAN, SD, Augmentation
-from whereformer.lab.detect.predict import PROCESSORS
+from whereformer.lab.detect.predict import processors
 
 
 def saved(source: str | os.PathLike[str]) -> tuple[Any, Augmentation, dict[str, str]]:
@@ -24,7 +24,7 @@ def saved(source: str | os.PathLike[str]) -> tuple[Any, Augmentation, dict[str, 
     """
     from transformers import AutoConfig
 
-    kinds: dict[str, Any] = {kind.config_class.model_type: kind for kind in PROCESSORS}  # pyright: ignore
+    kinds: dict[str, Any] = {kind.config_class.model_type: kind for kind in processors()}
     try:
         config: Any = AutoConfig.from_pretrained(source)
         if config.model_type not in kinds:
@@ -36,7 +36,7 @@ def saved(source: str | os.PathLike[str]) -> tuple[Any, Augmentation, dict[str, 
                 model, info = from_pretrained(kind, source, **options)
             else:
                 model, info = kind.from_pretrained(source, **options)
-        augmentation = _augmentation(source, PROCESSORS[kind])
+        augmentation = _augmentation(source, processors()[kind])
     except InputError:
         raise
     except Exception as error:  # of many kinds: damaged files, no network, no such name
