@@ -2,10 +2,11 @@
 
 import argparse
 
-from whereformer.cli.detect import evaluate, predict
+from whereformer.cli.detect import evaluate, predict, train
 
 EXAMPLES = """\
 examples:
+  whereformer detect train
   whereformer detect eval rpe-2.0-product-ctx-1-k.pth --data path/to/coco
   whereformer detect predict rpe-2.0-product-ctx-1-k.pth photos --out found
 
@@ -13,6 +14,7 @@ Each has its own help: whereformer detect eval --help
 """
 
 ACTIONS = {
+    "train": (train, train.train),
     "eval": (evaluate, evaluate.evaluate),
     "predict": (predict, predict.predict),
 }

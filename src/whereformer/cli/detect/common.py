@@ -10,7 +10,9 @@ from typing import Any
 from whereformer.cli.arguments import count
 from whereformer.errors import InputError
 
-DETECTORS = "an official file of DETR or iRPE's DETR, a folder of transformers, or a name on the hub"
+DETECTORS = (
+    "a run of detect train, an official file of DETR or iRPE's DETR, a folder of transformers, a name on the hub"
+)
 
 
 def detector_arguments(command: argparse.ArgumentParser) -> None:
@@ -24,6 +26,8 @@ def detector_arguments(command: argparse.ArgumentParser) -> None:
         "--enc_rpe2d", metavar="SPEC", help="the official option, rpe-2.0-product-ctx-1-k, beside DETR's own sines"
     )
     what.add_argument("--part", metavar="NAME", help="which state dict, if the file holds several")
+    run = command.add_argument_group("of a run")
+    run.add_argument("--weights", choices=("last", "best"), default="last", help="after which epoch (last)")
     how = command.add_argument_group("how it looks at images")
     how.add_argument("--size", type=count, metavar="PIXELS", help="of their shorter side (as the detector says)")
     how.add_argument("--batch-size", type=count, metavar="N", default=4, help="images at once (4)")
@@ -39,11 +43,28 @@ def detector_of(options: argparse.Namespace) -> Any:
     encoding = options.encoding
     if options.enc_rpe2d is not None:
         encoding = f"detr_sine + {options.enc_rpe2d}"
-    detector = Detector.load(options.detector, encoding=encoding, part=options.part)
+    detector = Detector.load(options.detector, encoding=encoding, part=options.part, which=options.weights)
     if options.size is not None:
         detector = detector.looking_at(options.size)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return detector.to(device or "cpu")
+
+
+def data_of(source: str, detector: Any) -> Path:
+    """The data that a run was trained on.
+
+    Raises:
+        InputError: it is no run, or its data is no longer there.
+    """
+    if detector.experiment is None:
+        raise InputError(f"data: {source!r} does not say on which images it is to be tested, expected --data")
+    data = detector.experiment.data
+    folder = Path(source).absolute()
+    if data == "shapes":  # OUT/shapes, of OUT/runs/<encoding>/seed-<n>
+        data = (folder if folder.is_dir() else folder.parent).parents[2] / "shapes"
+    if not Path(data).exists():
+        raise InputError(f"data={str(data)!r}, on which {source!r} was trained, is not there, expected --data")
+    return Path(data)
 
 
 @contextmanager

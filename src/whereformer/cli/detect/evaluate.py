@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.cli.arguments import count
-from whereformer.cli.detect.common import bar, detector_arguments, detector_of, fresh
+from whereformer.cli.detect.common import bar, data_of, detector_arguments, detector_of, fresh
 from whereformer.cli.show import needs_detect, print_facts, print_table
 
 EXAMPLES = """\
 examples:
+  whereformer detect eval runs/detect/runs/detr_sine/seed-0
+      a run of whereformer detect train, on its own data
   whereformer detect eval rpe-2.0-product-ctx-1-k.pth --data path/to/coco
       the released weights on annotations/instances_val2017.json and val2017.zip: a row of the paper's Table 6
   whereformer detect eval rpe-20-cross-ctx-1-k.pth --enc_rpe2d rpe-20-cross-ctx-1-k --data path/to/coco
@@ -20,7 +22,6 @@ The data is a folder or a zip file in COCO's, Pascal VOC's or YOLO's format. Wha
 such as the ratio of its buckets, is assumed as it was released, and the command says so.
 """
 
-AREAS = {"pixels": "below 32 x 32 pixels and above 96 x 96", "share": "by these parts of an image of 640 x 480"}
 SHOWN = 16
 
 
@@ -28,12 +29,15 @@ def arguments(command: argparse.ArgumentParser) -> None:
     detector_arguments(command)
     on = command.add_argument_group("on which images")
     on.add_argument(
-        "--data", type=Path, metavar="DIR", required=True, help="a folder or a zip file of annotated images"
+        "--data", type=Path, metavar="DIR", help="a folder or a zip file of annotated images (those of the run)"
     )
     on.add_argument("--set", choices=("validation", "train"), default="validation", help="(validation)")
     on.add_argument("--broken", choices=("skip", "refuse"), default="skip", help="what is wrong with them (skip)")
     on.add_argument(
-        "--areas", choices=AREAS, default="pixels", help="by what objects are small and large (pixels)"
+        "--areas",
+        choices=("pixels", "share"),
+        default="pixels",
+        help="by what objects are small and large (pixels)",
     )
     out = command.add_argument_group("what is written")
     out.add_argument("--out", type=Path, metavar="DIR", help="for metrics.json, predictions.json and sheet.png")
@@ -43,15 +47,17 @@ def arguments(command: argparse.ArgumentParser) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     """how well a detector finds what is annotated: COCO's average precision, over all and for each category"""
     needs_detect()
-    from whereformer.lab.detect import report
+    from whereformer.lab.detect import results
     from whereformer.lab.detect.evaluate import evaluate as scored
     from whereformer.lab.detect.load import load
 
     if options.out:
         fresh(options.out, "metrics.json")
     detector = detector_of(options)
+    source = options.data or data_of(options.detector, detector)
+    areas = options.areas or (detector.experiment.areas if detector.experiment else "pixels")
     with bar("checking images") as step:
-        data = load(options.data, broken=options.broken, on_image=step)
+        data = load(source, broken=options.broken, on_image=step)
     truth = data.validation if options.set == "validation" else data.train
     checked = data.reports[0 if options.set == "train" else -1]
     known = detector.known(truth.categories).values()
@@ -63,31 +69,31 @@ def evaluate(options: argparse.Namespace) -> None:
         rows = detector.predict(
             truth, batch_size=options.batch_size, loader_workers=options.workers, on_batch=step
         )
-    metrics = scored(truth, rows, options.areas)
+    metrics = scored(truth, rows, areas)
     found = {
         "detector": {"source": str(options.detector), **detector.facts},
-        "data": {"source": str(options.data), "set": options.set, "unknown": unknown, **checked.to_dict()},
-        "areas": options.areas,
+        "data": {"source": str(source), "set": options.set, "unknown": unknown, **checked.to_dict()},
+        "areas": areas,
         "metrics": metrics.to_dict(),
     }
     if options.out:
-        report.write_evaluation(options.out, found, truth, rows, options.shown)
+        results.write_evaluation(options.out, found, truth, rows, options.shown)
         found["out"] = str(options.out)
     if options.json:
         print(json.dumps(found, indent=2, allow_nan=False))
     else:
-        _say(options, metrics, unknown)
+        _say(metrics, areas, unknown)
+        if options.out:
+            print(f"Written: {options.out / 'metrics.json'}, predictions.json, sheet.png")
 
 
-def _say(options: argparse.Namespace, metrics: Any, unknown: list[str]) -> None:
-    from whereformer.lab.detect import report
+def _say(metrics: Any, areas: str, unknown: list[str]) -> None:
+    from whereformer.lab.detect import results
 
-    header, line = report.row(metrics.overall)
+    header, line = results.row(metrics.overall)
     print_table(["", *header], [[f"{metrics.images:,} images", *line]])
     print_table(*metrics.table())
-    print(f"In %. Small and large objects: {AREAS[options.areas]}.")
+    print(f"All in %. {results.SIZES[areas]}")
     if unknown:
         listed = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
         print(f"Of {len(unknown)} categories the detector knows nothing, and finds none: {listed}.")
-    if options.out:
-        print(f"Written: {options.out / 'metrics.json'}, predictions.json, sheet.png")

@@ -33,7 +33,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
 def predict(options: argparse.Namespace) -> None:
     """what a detector finds on images: boxes in pixels with scores, and drawings"""
     needs_detect()
-    from whereformer.lab.detect import report
+    from whereformer.lab.detect import results
     from whereformer.lab.detect.images import images
 
     fresh(options.out, "predictions.json")
@@ -47,7 +47,7 @@ def predict(options: argparse.Namespace) -> None:
         )
     rows = [row for row in rows if row["score"] >= options.threshold]
     with bar("drawing") as step:
-        drawings = report.write_predictions(
+        drawings = results.write_predictions(
             options.out, annotations, rows, options.threshold, None if options.no_drawings else step
         )
     names = {category.id: category.name for category in categories}

@@ -13,13 +13,16 @@ from whereformer.adapters.hub import looks_like_an_id
 from whereformer.errors import InputError
 from whereformer.lab.detect.augment import Augmentation
 from whereformer.lab.detect.boxes import Annotations, Category
+from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.released import released
 from whereformer.lab.detect.saved import saved
+from whereformer.lab.detect.trained import trained, weights_of_run
 from whereformer.lab.detect.tree import Progress
 
 LONGEST = 1333 / 800  # how much longer than the shorter side the longer one may be, in DETR's recipe
 UNNAMED = "LABEL_"  # what transformers calls labels that nobody has named
+VOID = "N/A"  # and those that mean nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,55 +34,71 @@ class Detector:
         categories: what its labels mean, label 0 first; None for one that means nothing.
         augmentation: says to which size images are brought.
         by: which category of a data set a label means: the one with the same "name" or, where it has no names, the
-            one with the same "id", or in the same "place".
+            one whose "id" is the label.
         facts: what it is and what was assumed, in words.
+        experiment: of the run that it is from.
     """
 
     model: nn.Module
     categories: Sequence[Category | None]
     augmentation: Augmentation = field(default_factory=Augmentation)
-    by: Literal["name", "id", "place"] = "name"
+    by: Literal["name", "id"] = "name"
     facts: Mapping[str, str] = field(default_factory=dict)
+    experiment: DetectionExperiment | None = None
 
     @classmethod
     def load(
-        cls, source: str | os.PathLike[str], *, encoding: str | None = None, part: str | None = None
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        encoding: str | None = None,
+        part: str | None = None,
+        which: str = "last",
     ) -> "Detector":
-        """From a folder that transformers' `save_pretrained` wrote, equipped or not, or a name on the hub; or from
-        an official file of DETR or of iRPE's DETR.
+        """From the folder of a run of `whereformer detect train`, or its weights; from a folder that transformers'
+        `save_pretrained` wrote, equipped or not, or a name on the hub; or from an official file of DETR or of
+        iRPE's DETR.
 
         Args:
             source: the folder, name or file.
             encoding: what the weights of an official file were trained with, such as "detr_sine + irpe(ratio=2)";
                 None: as the file says it.
             part: which state dict of an official file, if it holds several.
+            which: of a run, the weights after the "last" epoch or after the "best" on the images to test on.
 
         Raises:
             InputError: it is none of these, or what it holds does not fit.
         """
         path = Path(source)
-        if path.is_file():
-            model, facts = released(path, encoding, part)
-            names = coco_names()
-            if model.config.num_labels == len(names):
-                return cls(
-                    model, [Category(i, name) if name else None for i, name in enumerate(names)], facts=facts
-                )
-            labels = [Category(label, str(label)) for label in range(model.config.num_labels)]
-            return cls(model, labels, by="id", facts=facts)
-        if not (path.is_dir() or looks_like_an_id(source)):
+        hosted = (path / "config.json").is_file() or (not path.exists() and looks_like_an_id(source))
+        if not path.exists() and not hosted:
             raise InputError(f"detector={str(source)!r}, expected a file, a folder or a name on the hub")
-        if path.is_dir() and not (path / "config.json").is_file():
-            raise InputError(f"detector={str(source)!r}: a folder without config.json, as transformers writes it")
+        file = None if hosted else weights_of_run(path, which)
+        if file is None and path.is_file():
+            return cls._of_model(*released(path, encoding, part))
         if encoding or part:
             raise InputError(f"encoding={encoding!r}, part={part!r}: {str(source)!r} says itself what it holds")
+        if file is not None:
+            model, categories, experiment, facts = trained(file)
+            return cls(model, categories, experiment.augmented, facts=facts, experiment=experiment)
+        if not hosted:
+            raise InputError(f"detector={str(source)!r}: neither the folder of a run, nor one of transformers")
         model, augmentation, facts = saved(source)
-        named = model.config.id2label
-        labels = [
-            Category(i, named[i]) if named.get(i, "N/A") != "N/A" else None for i in range(model.config.num_labels)
-        ]
-        unnamed = all(name.startswith(UNNAMED) for name in named.values())
-        return cls(model, labels, augmentation, "place" if unnamed else "name", facts)
+        return replace(cls._of_model(model, facts), augmentation=augmentation)
+
+    @classmethod
+    def _of_model(cls, model: Any, facts: Mapping[str, str]) -> "Detector":
+        """What its labels mean as its config says; if that names none, COCO's categories if there are as many; or
+        else their numbers."""
+        named, count = model.config.id2label, model.config.num_labels
+        if any(not name.startswith(UNNAMED) for name in named.values()):
+            names = [None if (name := named.get(label, VOID)) == VOID else name for label in range(count)]
+        elif count == len(coco_names()):
+            names = coco_names()
+        else:
+            facts = {**facts, "labels": "without names: label n is taken for the category of number n"}
+            return cls(model, [Category(label, str(label)) for label in range(count)], by="id", facts=facts)
+        return cls(model, [Category(i, name) if name else None for i, name in enumerate(names)], facts=facts)
 
     def looking_at(self, size: int) -> "Detector":
         """The same for images whose shorter side is brought to `size` pixels, as DETR's is to 800."""
@@ -93,15 +112,12 @@ class Detector:
         Raises:
             InputError: there are none.
         """
-        if self.by == "place":
-            found = dict(enumerate(categories)) if len(categories) == len(self.categories) else {}
-        else:
-            there = {getattr(category, self.by): category for category in categories}
-            keys = {label: getattr(own, self.by) for label, own in enumerate(self.categories) if own}
-            found = {label: there[key] for label, key in keys.items() if key in there}
+        there = {getattr(category, self.by): category for category in categories}
+        keys = {label: getattr(own, self.by) for label, own in enumerate(self.categories) if own}
+        found = {label: there[key] for label, key in keys.items() if key in there}
         if not found:
-            own = [getattr(category, self.by, category.name) for category in self.categories if category]
-            theirs = [getattr(category, self.by, category.name) for category in categories]
+            own = [getattr(category, self.by) for category in self.categories if category]
+            theirs = [getattr(category, self.by) for category in categories]
             raise InputError(
                 f"the images' categories, {_short(theirs)}, are none of the {len(own)} that the detector knows,"
                 f" {_short(own)}"
@@ -148,7 +164,7 @@ def coco_names() -> list[str | None]:
     from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
     names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-    return [None if name in ("__background__", "N/A") else name for name in names]
+    return [None if name in ("__background__", VOID) else name for name in names]
 
 
 def _short(values: Sequence[object]) -> str:

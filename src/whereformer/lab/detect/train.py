@@ -29,6 +29,7 @@ from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
+from whereformer.lab.detect.tree import Progress
 from whereformer.lab.pool import Do, Task
 from whereformer.lab.record import Run
 from whereformer.lab.runs import accelerator_for, run_all
@@ -39,9 +40,19 @@ CATEGORIES_KEY, EXPERIMENT_KEY = "whereformer.categories", "whereformer.experime
 
 
 def train_all(
-    experiment: DetectionExperiment, out: Path, *, workers: int | None = None, console: Console | None = None
+    experiment: DetectionExperiment,
+    out: Path,
+    *,
+    workers: int | None = None,
+    console: Console | None = None,
+    on_image: Progress | None = None,
+    on_data: Callable[[Detection], None] = lambda data: None,
 ) -> tuple[Detection, dict[Task, Run]] | None:
     """Runs what is not in the folder `out` yet, as `run_all` says.
+
+    Args:
+        on_image: told how many images of how many are drawn, then checked.
+        on_data: told the data before anything is trained. Both only in the main process.
 
     Returns:
         the data and the runs; None in all processes of a distributed launch but the main one.
@@ -50,9 +61,11 @@ def train_all(
     main = accelerator.is_main_process
     with record.claimed(out, experiment) if main else nullcontext():
         if main:
-            drawn(experiment, out)
+            drawn(experiment, out, on_image)
         accelerator.wait_for_everyone()
-        data = opened(experiment, out)
+        data = opened(experiment, out, on_image if main else None)
+        if main:
+            on_data(data)
         for encoding in experiment.encodings:  # what cannot be built is refused before anything else
             build(experiment, encoding, 0, len(data.train.categories))
         do = doing(experiment, data, accelerator)
