@@ -31,10 +31,23 @@ def test_the_recipe_of_the_paper(monkeypatch, epochs):
     experiment = DetectionExperiment.from_python(EXAMPLE)
     assert experiment == paper("somewhere", epochs)
     said = {
-        **{"epochs": epochs, "drop": {150: 100, 300: 200}[epochs], "schedule": "drop", "batch_size": 16},
-        **{"learning_rate": 1e-4, "backbone_learning_rate": 1e-5, "weight_decay": 1e-4, "clip": 0.1, "warmup": 0},
-        **{"frozen_norm": True, "backbone_weights": "pretrained", "areas": "pixels", "data": "somewhere"},
-        **{"model": "detr", "model_args": {}, "queries": None, "ema": None},
+        "data": "somewhere",
+        "areas": "pixels",
+        "model": "detr",
+        "model_args": {},
+        "backbone_weights": "pretrained",
+        "frozen_norm": True,
+        "queries": None,
+        "epochs": epochs,
+        "schedule": "drop",
+        "drop": {150: 100, 300: 200}[epochs],
+        "batch_size": 16,
+        "learning_rate": 1e-4,
+        "backbone_learning_rate": 1e-5,
+        "weight_decay": 1e-4,
+        "warmup": 0,
+        "clip": 0.1,
+        "ema": None,
     }
     assert {name: asdict(experiment)[name] for name in said} == said
     assert experiment.backbone.startswith("resnet50")

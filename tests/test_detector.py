@@ -225,16 +225,18 @@ def test_official_files_of_other_sizes_go_by_the_numbers_of_the_data(tmp_path):
         detector.predict(data(tmp_path / "b", {7: "x"}))
 
 
-def test_named_labels_go_by_name_and_others_by_place(tmp_path):
+def test_named_labels_go_by_name_and_others_by_number(tmp_path):
     """The numbers of the data are not those of the model, and its order is another."""
-    truth = data(tmp_path / "data", {4: "dog", 9: "cat"})
     for folder, names in (("named", {0: "cat", 1: "dog"}), ("unnamed", {0: "LABEL_0", 1: "LABEL_1"})):
-        model = sure_of(tiny(id2label=names), 0)
-        model.save_pretrained(tmp_path / folder)
-        rows = Detector.load(tmp_path / folder).looking_at(64).predict(truth)
-        assert {row["category_id"] for row in rows} == {9 if folder == "named" else 4}
-    with pytest.raises(InputError, match="none of the 2 that the detector knows, 'LABEL_0', 'LABEL_1'"):
-        Detector.load(tmp_path / "unnamed").predict(data(tmp_path / "more", {1: "a", 2: "b", 3: "c"}))
+        sure_of(tiny(id2label=names), 0).save_pretrained(tmp_path / folder)
+    named, unnamed = (Detector.load(tmp_path / folder).looking_at(64) for folder in ("named", "unnamed"))
+    truth = data(tmp_path / "data", {4: "dog", 9: "cat"})
+    assert {row["category_id"] for row in named.predict(truth)} == {9}
+    truth = data(tmp_path / "more", {0: "x", 5: "y"})
+    assert {row["category_id"] for row in unnamed.predict(truth)} == {0}
+    assert "without names" in unnamed.facts["labels"]
+    with pytest.raises(InputError, match="none of the 2 that the detector knows, 'cat', 'dog'"):
+        named.predict(truth)
 
 
 def test_cocos_names_stand_under_its_numbers():

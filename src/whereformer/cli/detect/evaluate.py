@@ -36,8 +36,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     on.add_argument(
         "--areas",
         choices=("pixels", "share"),
-        default="pixels",
-        help="by what objects are small and large (pixels)",
+        help="by what objects are small and large (as in the run; else pixels)",
     )
     out = command.add_argument_group("what is written")
     out.add_argument("--out", type=Path, metavar="DIR", help="for metrics.json, predictions.json and sheet.png")

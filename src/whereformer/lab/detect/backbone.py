@@ -45,7 +45,7 @@ def _small(experiment: DetectionExperiment) -> Any:
     try:
         net = ResNet(BasicBlock, **args)  # pyright: ignore[reportArgumentType]
         return FeatureListNet(net, out_indices=(len(args["layers"]),))
-    except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
+    except (TypeError, ValueError, KeyError, ArithmeticError, AssertionError, RuntimeError) as error:
         raise InputError(f"backbone_args={dict(experiment.backbone_args)!r} cannot be built: {error}") from error
 
 
@@ -85,6 +85,11 @@ def _with_groups(module: nn.Module) -> None:
 
     for name, child in list(module.named_children()):
         if isinstance(child, nn.BatchNorm2d):
+            if child.num_features % GROUPS:
+                raise InputError(
+                    f"backbone: {name} has {child.num_features} channels, expected a multiple of {GROUPS}: norms"
+                    " are over groups"
+                )
             new: Any = GroupNormAct(child.num_features, GROUPS)
             new.drop, new.act = (
                 (child.drop, child.act) if isinstance(child, BatchNormAct2d) else (nn.Identity(), nn.Identity())

@@ -33,7 +33,7 @@ def compare(
         bar.stop()
         if console:
             for one in data.reports:
-                console.print(str(one), markup=False, highlight=False)
+                console.print(str(one), markup=False, highlight=False, soft_wrap=True)
 
     task = bar.add_task("images", total=None)
     try:

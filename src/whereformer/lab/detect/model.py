@@ -1,7 +1,7 @@
 """A detector: transformers' DETR or Conditional DETR, with a backbone of our choice and another encoding."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
@@ -40,6 +40,7 @@ def build(
 
 def bare(experiment: DetectionExperiment, categories: int) -> Any:
     """The detector of transformers as it is without us: with its own sines."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         ConditionalDetrConfig,
         ConditionalDetrForObjectDetection,
@@ -54,11 +55,13 @@ def bare(experiment: DetectionExperiment, categories: int) -> Any:
     }
     make_config, make = kinds[experiment.model]
     args = {"num_labels": categories, **experiment.model_args}
+    if unknown := sorted(args.keys() - {field.name for field in fields(make_config)} - {"num_labels"}):
+        raise InputError(f"model_args: {', '.join(unknown)} unknown to a {make_config.__name__}")
     if experiment.queries is not None:
         args["num_queries"] = math.prod(experiment.queries)
     try:
         model = make(make_config(backbone_config=_stand_in(features.feature_info.channels()[-1]), **args))
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (StrictDataclassError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"model_args={dict(experiment.model_args)!r} cannot be built: {reason}") from error
     model.model.backbone.model = features

@@ -64,10 +64,10 @@ def train_all(
             drawn(experiment, out, on_image)
         accelerator.wait_for_everyone()
         data = opened(experiment, out, on_image if main else None)
-        if main:
-            on_data(data)
         for encoding in experiment.encodings:  # what cannot be built is refused before anything else
             build(experiment, encoding, 0, len(data.train.categories))
+        if main:
+            on_data(data)
         do = doing(experiment, data, accelerator)
         runs = run_all(experiment, out, accelerator, do, ready, workers=workers, console=console)
     return (data, runs) if main else None
