@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from official import of_detr
 from whereformer import Grid, InputError, describe
 from whereformer.lab.detect.experiment import SMALL_MODEL, DetectionExperiment
 from whereformer.lab.detect.loss import WithLoss
@@ -129,6 +130,37 @@ def test_weights_of_a_backbone_come_from_a_file(tmp_path):
     with pytest.raises(InputError, match="nothing was loaded"):
         build(experiment, "none", 0, 6)
     assert build(experiment, "none", 0, 6, filled=False) is not None
+
+
+def test_weights_to_start_from(tmp_path):
+    """Another encoding and other classes start anew; all else is what the file holds."""
+    file = tmp_path / "start.pth"
+    given = build(TINY, "detr_sine", 5, 9).state_dict()
+    torch.save(given, file)
+    experiment = replace(TINY, weights=str(file))
+    ours, fresh = (build(one, IRPE, 0, 6).state_dict() for one in (experiment, TINY))
+    new = {name for name in ours if "encodings" in name or name.startswith("class_labels_classifier")}
+    assert len(new) == 3
+    assert all(torch.equal(ours[name], fresh[name] if name in new else given[name]) for name in ours)
+    same = build(experiment, "detr_sine", 0, 9).state_dict()
+    assert all(torch.equal(same[name], given[name]) for name in same)
+    torch.save(build(TINY, IRPE, 0, 6).state_dict(), file)
+    with pytest.raises(InputError, match=r"unexpected: .*encodings"):
+        build(experiment, "detr_sine", 0, 6)
+    with pytest.raises(InputError, match="query_position_embeddings"):
+        build(replace(experiment, model_args={**TINY.model_args, "num_queries": 5}), IRPE, 0, 6)
+    with pytest.raises(InputError, match=r"nowhere\.pth"):
+        build(replace(TINY, weights="nowhere.pth"), IRPE, 0, 6)
+
+
+def test_official_weights_of_detr_to_start_from(tmp_path):
+    """Under the names of facebookresearch/detr, as another test's inverse renaming writes them."""
+    experiment = replace(TINY, backbone="resnet18", backbone_args={}, frozen_norm=True)
+    given = build(experiment, "detr_sine", 5, 9).state_dict()
+    torch.save({"model": of_detr(given)}, tmp_path / "detr.pth")
+    experiment = replace(experiment, weights=str(tmp_path / "detr.pth"))
+    ours = build(experiment, IRPE, 0, 6).state_dict()
+    assert all(torch.equal(ours[name], given[name]) for name in given if not name.startswith("class_labels"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from whereformer.lab.record import Run, run_folder
 from whereformer.lab.study import Study
 
 Task = tuple[str, int]  # encoding, seed
-Do = Callable[[str, int, Run, Callable[[int], None]], dict[str, Any]]
+OnEpoch = Callable[[float], None]  # told how many epochs are done, with a part of the one at work
+Do = Callable[[str, int, Run, OnEpoch], dict[str, Any]]
 """From the encoding, the seed, the run's folder and who hears how many epochs are done, to the result."""
 Ready = Callable[[Any, Path], Do]
 """From the study and its folder to what does one run of it: loads the data, once for all runs of a process."""
@@ -27,7 +28,7 @@ def run_in_pool(
     tasks: Sequence[Task],
     workers: int,
     ready: Ready,
-    on_epoch: Callable[[Task, int], None],
+    on_epoch: Callable[[Task, float], None],
     on_result: Callable[[Task, dict[str, Any]], None],
 ) -> None:
     """Runs all tasks, `workers` at a time. The first error ends all workers: what they had written is whole."""
@@ -49,7 +50,7 @@ def run_in_pool(
                 assert isinstance(pipe, Connection)
                 task = busy[pipe]
                 message = _receive(pipe, processes[pipe], task)
-                if isinstance(message, int):
+                if isinstance(message, int | float):
                     on_epoch(task, message)
                     continue
                 on_result(task, message)
@@ -68,7 +69,7 @@ def run_in_pool(
             process.join()
 
 
-def _receive(pipe: Connection, process: Any, task: Task) -> int | dict[str, Any]:
+def _receive(pipe: Connection, process: Any, task: Task) -> float | dict[str, Any]:
     try:
         message = pipe.recv()
     except EOFError:

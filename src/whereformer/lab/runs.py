@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from whereformer.errors import InputError
-from whereformer.lab.pool import Do, Ready, Task, run_in_pool
+from whereformer.lab.pool import Do, OnEpoch, Ready, Task, run_in_pool
 from whereformer.lab.record import Run, run_folder
 from whereformer.lab.study import Study
 
@@ -58,7 +58,7 @@ def run_all(
             run_in_pool(study, out, todo, workers or _cores(), ready, ticker.epoch, ticker.result)
         else:
             for task in todo:
-                on_epoch: Callable[[int], None] = lambda epochs, task=task: ticker.epoch(task, epochs)  # noqa: E731
+                on_epoch: OnEpoch = lambda epochs, task=task: ticker.epoch(task, epochs)  # noqa: E731
                 ticker.result(task, do(*task, runs[task], on_epoch))
     return runs
 
@@ -67,12 +67,33 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Counter:
+    """A progress bar for what is counted before the runs begin; nothing without a terminal."""
+
+    def __init__(self, console: Console | None) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        disable = console is None or not console.is_terminal
+        self.bar = Progress(*columns, console=console, transient=True, disable=disable)
+
+    def __enter__(self) -> "Counter":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.bar.stop()
+
+    def of(self, what: str) -> Callable[[int, int], None]:
+        """What hears how many of how many are done."""
+        line = self.bar.add_task(what, visible=False)
+        return lambda done, total: self.bar.update(line, completed=done, total=total, visible=True)
+
+
 class _Ticker:
     """The progress bar, in epochs; without a terminal, a line for each run."""
 
     def __init__(self, study: Study, todo: list[Task], console: Console | None) -> None:
         self.study = study
-        self.done = dict.fromkeys(todo, 0)  # epochs of each run
+        self.done = dict.fromkeys(todo, 0.0)  # epochs of each run
         self.results = 0
         self.console = console
         self.bar = Progress(
@@ -96,7 +117,7 @@ class _Ticker:
     def __exit__(self, *reason: object) -> None:
         self.bar.stop()
 
-    def epoch(self, task: Task, epochs: int) -> None:
+    def epoch(self, task: Task, epochs: float) -> None:
         self.done[task] = epochs
         encoding, seed = task
         self.bar.update(self.line, completed=sum(self.done.values()), description=f"{encoding}, seed {seed}")

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,7 +20,7 @@ from whereformer.errors import InputError
 from whereformer.lab import models
 from whereformer.lab.data import Data, Share, load, seed_of
 from whereformer.lab.experiment import Experiment
-from whereformer.lab.pool import Do
+from whereformer.lab.pool import Do, OnEpoch
 from whereformer.lab.record import Run, State
 from whereformer.lab.runs import accelerator_for
 
@@ -65,7 +64,7 @@ def ready(experiment: Experiment, out: Path) -> Do:
 def doing(experiment: Experiment, data: Data, accelerator: Accelerator) -> Do:
     """What does one run of an experiment."""
 
-    def do(encoding: str, seed: int, run: Run, on_epoch: Callable[[int], None]) -> dict[str, Any]:
+    def do(encoding: str, seed: int, run: Run, on_epoch: OnEpoch) -> dict[str, Any]:
         return train(experiment, encoding, seed, data, run, accelerator, on_epoch)
 
     return do
@@ -78,7 +77,7 @@ def train(
     data: Data,
     run: Run,
     accelerator: Accelerator,
-    on_epoch: Callable[[int], None] = lambda epochs: None,
+    on_epoch: OnEpoch = lambda epochs: None,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> dict[str, Any]:
     """Trains, or goes on where the run's folder says that it stopped; `on_epoch` hears how many epochs are done.

@@ -1,7 +1,6 @@
 """What the actions of `whereformer detect` share."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,16 +67,14 @@ def data_of(source: str, detector: Any) -> Path:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, told how many of how many are done."""
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for what hears how many of how many are done."""
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    from whereformer.lab.runs import Counter
+
+    with Counter(Console(stderr=True)) as counter:
+        yield counter.of(what)
 
 
 def fresh(out: Path, name: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.cli.arguments import count
-from whereformer.cli.detect.common import bar, data_of, detector_arguments, detector_of, fresh
+from whereformer.cli.detect.common import counted, data_of, detector_arguments, detector_of, fresh
 from whereformer.cli.show import needs_detect, print_facts, print_table
 
 EXAMPLES = """\
@@ -55,7 +55,7 @@ def evaluate(options: argparse.Namespace) -> None:
     detector = detector_of(options)
     source = options.data or data_of(options.detector, detector)
     areas = options.areas or (detector.experiment.areas if detector.experiment else "pixels")
-    with bar("checking images") as step:
+    with counted("images checked") as step:
         data = load(source, broken=options.broken, on_image=step)
     truth = data.validation if options.set == "validation" else data.train
     checked = data.reports[0 if options.set == "train" else -1]
@@ -64,7 +64,7 @@ def evaluate(options: argparse.Namespace) -> None:
     if not options.json:
         print_facts(str(options.detector), dict(detector.facts))
         print(f"\n{checked}")
-    with bar("looking at images") as step:
+    with counted("images looked at") as step:
         rows = detector.predict(
             truth, batch_size=options.batch_size, loader_workers=options.workers, on_batch=step
         )

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from whereformer.cli.detect.common import bar, detector_arguments, detector_of, fresh
+from whereformer.cli.detect.common import counted, detector_arguments, detector_of, fresh
 from whereformer.cli.show import needs_detect, print_facts, print_table
 
 EXAMPLES = """\
@@ -39,14 +39,14 @@ def predict(options: argparse.Namespace) -> None:
     fresh(options.out, "predictions.json")
     detector = detector_of(options)
     categories = [category for category in detector.categories if category]
-    with bar("checking images") as step:
+    with counted("images checked") as step:
         annotations, broken = images(options.images, categories, step)
-    with bar("looking at images") as step:
+    with counted("images looked at") as step:
         rows = detector.predict(
             annotations, batch_size=options.batch_size, loader_workers=options.workers, on_batch=step
         )
     rows = [row for row in rows if row["score"] >= options.threshold]
-    with bar("drawing") as step:
+    with counted("images drawn") as step:
         drawings = results.write_predictions(
             options.out, annotations, rows, options.threshold, None if options.no_drawings else step
         )
@@ -61,7 +61,12 @@ def predict(options: argparse.Namespace) -> None:
             "out": str(options.out),
             "boxes": len(rows),
             "images": [
-                {"id": one.id, "file": one.file, "found": dict(found[one.id]), "drawing": drawings.get(one.id)}
+                {
+                    "id": one.id,
+                    "file": one.file,
+                    "found": dict(found[one.id]),
+                    "images drawn": drawings.get(one.id),
+                }
                 for one in annotations.pictures
             ],
             "unreadable": [{"file": one.where, "why": one.says} for one in broken],

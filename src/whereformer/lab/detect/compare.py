@@ -3,10 +3,8 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from whereformer.lab.detect.experiment import DetectionExperiment
-from whereformer.lab.detect.load import Detection
 from whereformer.lab.detect.report import DetectionComparison, report
 from whereformer.lab.detect.train import train_all
 
@@ -21,25 +19,7 @@ def compare(
     Returns:
         the comparison; None in all processes of a distributed launch but the main one.
     """
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    terminal = console is not None and console.is_terminal
-    bar = Progress(*columns, console=console, transient=True, disable=not terminal)
-
-    def on_image(done: int, count: int) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=count)
-
-    def on_data(data: Detection) -> None:
-        bar.stop()
-        if console:
-            for one in data.reports:
-                console.print(str(one), markup=False, highlight=False, soft_wrap=True)
-
-    task = bar.add_task("images", total=None)
-    try:
-        done = train_all(experiment, out, workers=workers, console=console, on_image=on_image, on_data=on_data)
-    finally:
-        bar.stop()
+    done = train_all(experiment, out, workers=workers, console=console)
     if done is None:
         return None
     if console:

@@ -59,7 +59,9 @@ class DetectionExperiment(Study):
     """Of timm's `ResNet` for the small one, or else of timm's `create_model`."""
     backbone_weights: str | None = None  # None: random; "pretrained": timm's, from the hub; or a file
     frozen_norm: bool = False  # True: batch norm, the stem and the first stage stay as the weights say, as in DETR
-    weights: str | None = None  # a file or a folder with weights of a whole detector to start from
+    weights: str | None = (
+        None  # of a whole detector to start from, for other classes or encodings too: see `start`
+    )
     queries: tuple[int, int] | None = None  # None; or (rows, columns): object queries on a lattice
     decoder_encoding: str | None = None  # for queries on a lattice: a text, of the decoder's attentions
     decoder_on: str = "both"  # of these, or "self" or "cross"

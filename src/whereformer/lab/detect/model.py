@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from whereformer.adapters import equip_detr, load_checkpoint
+from whereformer.adapters import equip_detr
 from whereformer.errors import InputError
 from whereformer.lab.detect.backbone import backbone
 from whereformer.lab.detect.experiment import DetectionExperiment
+from whereformer.lab.detect.start import start_from
 from whereformer.lab.train import seed_all
 
 PRIOR = 0.01  # of a class, in Conditional DETR's focal loss
@@ -35,7 +36,9 @@ def build(
         experiment = replace(experiment, backbone_weights=None, weights=None)
     seed_all(seed)
     model = equipped(experiment, bare(experiment, categories), encoding)
-    return load_checkpoint(model, experiment.weights) if experiment.weights else model
+    if experiment.weights:
+        start_from(model, experiment.weights)
+    return model
 
 
 def bare(experiment: DetectionExperiment, categories: int) -> Any:

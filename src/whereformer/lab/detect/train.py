@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -29,30 +28,20 @@ from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
-from whereformer.lab.detect.tree import Progress
-from whereformer.lab.pool import Do, Task
+from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
-from whereformer.lab.runs import accelerator_for, run_all
+from whereformer.lab.runs import Counter, accelerator_for, run_all
 from whereformer.lab.train import CHECKPOINT_EVERY, seed_all, weights_of
 
+TELL_EVERY = 1.0  # seconds
 CATEGORIES_KEY, EXPERIMENT_KEY = "whereformer.categories", "whereformer.experiment"
 """The metadata of a run's weights: names the categories, [[id, name], ...], and says how the model is built."""
 
 
 def train_all(
-    experiment: DetectionExperiment,
-    out: Path,
-    *,
-    workers: int | None = None,
-    console: Console | None = None,
-    on_image: Progress | None = None,
-    on_data: Callable[[Detection], None] = lambda data: None,
+    experiment: DetectionExperiment, out: Path, *, workers: int | None = None, console: Console | None = None
 ) -> tuple[Detection, dict[Task, Run]] | None:
     """Runs what is not in the folder `out` yet, as `run_all` says.
-
-    Args:
-        on_image: told how many images of how many are drawn, then checked.
-        on_data: told the data before anything is trained. Both only in the main process.
 
     Returns:
         the data and the runs; None in all processes of a distributed launch but the main one.
@@ -60,14 +49,16 @@ def train_all(
     accelerator = accelerator_for(experiment.precision)
     main = accelerator.is_main_process
     with record.claimed(out, experiment) if main else nullcontext():
-        if main:
-            drawn(experiment, out, on_image)
-        accelerator.wait_for_everyone()
-        data = opened(experiment, out, on_image if main else None)
+        with Counter(console if main else None) as counter:
+            if main:
+                drawn(experiment, out, counter.of("images drawn"))
+            accelerator.wait_for_everyone()
+            data = opened(experiment, out, counter.of("images looked at"))
         for encoding in experiment.encodings:  # what cannot be built is refused before anything else
             build(experiment, encoding, 0, len(data.train.categories))
-        if main:
-            on_data(data)
+        if main and console:
+            for report in data.reports:
+                console.print(str(report), markup=False, highlight=False, soft_wrap=True, style="dim")
         do = doing(experiment, data, accelerator)
         runs = run_all(experiment, out, accelerator, do, ready, workers=workers, console=console)
     return (data, runs) if main else None
@@ -81,7 +72,7 @@ def ready(experiment: DetectionExperiment, out: Path) -> Do:
 def doing(experiment: DetectionExperiment, data: Detection, accelerator: Accelerator) -> Do:
     """What does one run of an experiment."""
 
-    def do(encoding: str, seed: int, run: Run, on_epoch: Callable[[int], None]) -> dict[str, Any]:
+    def do(encoding: str, seed: int, run: Run, on_epoch: OnEpoch) -> dict[str, Any]:
         return train(experiment, encoding, seed, data, run, accelerator, on_epoch)
 
     return do
@@ -94,7 +85,7 @@ def train(
     data: Detection,
     run: Run,
     accelerator: Accelerator,
-    on_epoch: Callable[[int], None] = lambda epochs: None,
+    on_epoch: OnEpoch = lambda epochs: None,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> dict[str, Any]:
     """Trains, or goes on where the run's folder says that it stopped; `on_epoch` hears how many epochs are done.
@@ -120,7 +111,7 @@ def train(
 
     for epoch in range(state["epoch"], experiment.epochs):
         began, done = monotonic(), epoch + 1
-        line = {"epoch": done, **trainee.epoch(epoch, share)}
+        line = {"epoch": done, **trainee.epoch(epoch, share, on_epoch)}
         if done % experiment.evaluate_every == 0 or done == experiment.epochs:
             metrics = trainee.tested(share)
             line |= asdict(metrics.overall)
@@ -213,13 +204,13 @@ class _Trainee:
         """What is tested and kept: the moving average, or the model itself."""
         return self.detector if self.average is None else self.average.module
 
-    def epoch(self, epoch: int, share: Share) -> dict[str, float]:
+    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
         """One epoch of training: the mean of the losses."""
         experiment, seed = self.experiment, self.seed
         seed_all(seed, epoch, share.rank)
         self.model.train()
         steps = len(self.data.train) // experiment.batch_size
-        totals: dict[str, Tensor] = {}
+        totals, told = {}, monotonic()
         batches = to_train_on(
             self.data.train,
             experiment.augmented,
@@ -243,6 +234,9 @@ class _Trainee:
                 )
             self._step(losses["loss"])
             totals = {name: totals.get(name, 0) + loss for name, loss in seen.items()}
+            if monotonic() - told > TELL_EVERY and step + 1 < steps:
+                on_epoch(epoch + (step + 1) / steps)
+                told = monotonic()
         return {name: float(total) / steps for name, total in totals.items()}
 
     def _step(self, loss: Tensor) -> None:
