@@ -194,9 +194,10 @@ def test_folders_that_do_not_fit(tmp_path):
     refused("does not fit its config.json", num_queries=9)
     hf.DetrImageProcessor(image_mean=[0.5, 0.5, 0.5]).save_pretrained(tmp_path)
     refused("'mean': (0.5, 0.5, 0.5)")
-    for path in (tmp_path / "x", tmp_path.parent):
-        with pytest.raises(InputError, match=r"expected a file|without config\.json"):
-            Detector.load(path)
+    with pytest.raises(InputError, match="expected a file"):
+        Detector.load(tmp_path / "x")
+    with pytest.raises(InputError, match="neither the folder of a run, nor one of transformers"):
+        Detector.load(tmp_path.parent)
 
 
 # ---------------------------------------------------------------------------------------------------------------

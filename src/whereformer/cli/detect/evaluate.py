@@ -66,7 +66,7 @@ def evaluate(options: argparse.Namespace) -> None:
         print(f"\n{checked}")
     with counted("images looked at") as step:
         rows = detector.predict(
-            truth, batch_size=options.batch_size, loader_workers=options.workers, on_batch=step
+            truth, batch_size=options.batch_size, loader_workers=options.loader_workers, on_batch=step
         )
     metrics = scored(truth, rows, areas)
     found = {

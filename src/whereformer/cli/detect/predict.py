@@ -43,7 +43,7 @@ def predict(options: argparse.Namespace) -> None:
         annotations, broken = images(options.images, categories, step)
     with counted("images looked at") as step:
         rows = detector.predict(
-            annotations, batch_size=options.batch_size, loader_workers=options.workers, on_batch=step
+            annotations, batch_size=options.batch_size, loader_workers=options.loader_workers, on_batch=step
         )
     rows = [row for row in rows if row["score"] >= options.threshold]
     with counted("images drawn") as step:

@@ -96,7 +96,7 @@ def alone(panel: Panel, colours: Mapping[str, str]) -> Any:
     scale = ALONE / max(height, width) / DPI
     figure = Figure(figsize=(width * scale, height * scale), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1))
-    _show(axes, panel, colours)
+    _show(axes, panel, colours, points=9)
     axes.set_axis_off()
     return figure
 
@@ -106,15 +106,15 @@ def palette(names: Sequence[str]) -> dict[str, str]:
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
-def _show(axes: Any, panel: Panel, colours: Mapping[str, str]) -> None:
+def _show(axes: Any, panel: Panel, colours: Mapping[str, str], points: float = 5.5) -> None:
     axes.imshow(panel.image)
     limits = axes.get_xlim(), axes.get_ylim()
     for mark in panel.marks:
-        _outline(axes, mark, colours)
+        _outline(axes, mark, colours, points)
     axes.set(xlim=limits[0], ylim=limits[1])
 
 
-def _outline(axes: Any, mark: Mark, colours: Mapping[str, str]) -> None:
+def _outline(axes: Any, mark: Mark, colours: Mapping[str, str], points: float) -> None:
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
@@ -130,7 +130,7 @@ def _outline(axes: Any, mark: Mark, colours: Mapping[str, str]) -> None:
         text = f"{mark.name} {100 * mark.score:.0f}"
         place = max(corner[0], -0.5), max(corner[1], -0.5)
         beside = "bottom" if corner[1] > 0.06 * axes.get_ylim()[0] else "top"  # above the box, if there is room
-        axes.text(*place, text, color=colour, fontsize=5.5, va=beside, clip_on=True, path_effects=effects)
+        axes.text(*place, text, color=colour, fontsize=points, va=beside, clip_on=True, path_effects=effects)
 
 
 def write(path: Path, figure: Any) -> Path:
