@@ -65,7 +65,7 @@ def predict(options: argparse.Namespace) -> None:
                     "id": one.id,
                     "file": one.file,
                     "found": dict(found[one.id]),
-                    "images drawn": drawings.get(one.id),
+                    "drawing": drawings.get(one.id),
                 }
                 for one in annotations.pictures
             ],
