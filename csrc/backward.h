@@ -232,11 +232,20 @@ class Backward {
       for (int64_t j = block.count; j < whole(block.count); j++) d[j] = 0;
     }
     prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, count, a_.features);
-    product<SET>(ds, row_, k_, features_, dq_, features_, block.count, features_);
+    Parts parts;
+    parts.add(ds, row_, k_, features_, block.count);
+    if (a_.pairs) {  // what tables give is not turned back
+      parts.multiply<SET>(dq_, features_, features_);
+      for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
+      parts = Parts();
+    }
     ahead.grad_values.prefetch(count);
     prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
-    for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
-    add_logit_terms(head, i, m, count, block, ds);
+    add_logit_terms(head, i, m, count, block, ds, parts);
+    if (a_.pairs)
+      parts.multiply<ADD>(dq_, features_, features_);
+    else
+      parts.multiply<SET>(dq_, features_, features_);
     write_queries(head, i + m, count, block);
     prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
     for (int64_t f = 0; f < p_.values.count; f++) {
@@ -270,7 +279,8 @@ class Backward {
   }
 
   // From dS to the lookups of the logits, and to dq through those that q reads.
-  void add_logit_terms(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, const float *ds) {
+  void add_logit_terms(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, const float *ds,
+                       Parts &tables) {
     for (int64_t f = 0; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
       if (p_.logits.is_by_query(f)) {
@@ -281,7 +291,7 @@ class Backward {
         logit_sums_(f, logits_.view.stretches, logits_.place, count, block, ds, row_, low, high, false, weights,
                     lookup.room());
         if (!lookup.given)
-          add_rows(lookup, head.h, weights, lookup.room(), count, low, high, dq_, features_);
+          tables.add_table(lookup, head.h, weights, low, high, features_);
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
             float *grad = p_.logits.given[f]->grad_scores +
