@@ -192,8 +192,8 @@ class KeyLineSums : public ByColumns {
     if (!fits_) return spread(lookup, f, stretches, x, ds, weights, stride);
     if (row_ != stretches.row) turn_to(lookup, f, stretches, weights, stride);
     for (int64_t k = 0; k < width_; k += LANES) {
-      float *sums = laid_ + x * room_ + k;
-      for (int64_t y = 0; y < stretches.rows; y++, sums += step()) store(sums, load(sums) + load(ds + y * width_ + k));
+      float *sums = place(0, x) + k;
+      for (int64_t y = 0; y < stretches.rows; y++, sums += room_) store(sums, load(sums) + load(ds + y * width_ + k));
     }
   }
 
@@ -209,7 +209,7 @@ class KeyLineSums : public ByColumns {
       for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
         if (lines_[y] == stretch.line[f]) continue;
         flush(lookup, y, weights, stride);
-        std::memset(laid_ + y * step(), 0, size_t(step()) * 4);
+        for (int64_t q = 0; q < whole(columns_); q++) std::memset(place(y, q), 0, size_t(room_) * 4);
         lines_[y] = stretch.line[f];
       }
     }
@@ -228,12 +228,11 @@ class KeyLineSums : public ByColumns {
   void flush(const Lookup &lookup, int64_t y, float *weights, int64_t stride) const {
     const int32_t line = lines_[y];
     if (line < 0) return;
-    const float *sums = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES) {
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];
 #pragma GCC unroll 16
-        for (int64_t n = 0; n < LANES; n++) square[n] = load(sums + (q + n) * room_ + k);
+        for (int64_t n = 0; n < LANES; n++) square[n] = load(place(y, q + n) + k);
         transpose(square);
 #pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
