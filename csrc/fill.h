@@ -83,11 +83,10 @@ class KeyLines : public ByColumns {
 struct Sources {
   float *scores[MOST_LOOKUPS];  // by query: [TILE][room]. Shared: [lines][stride], then that of prefix tokens.
                                 // By key: [keys of the block][room]
+  int64_t room[MOST_LOOKUPS];
   KeyLines key_lines[MOST_LOOKUPS];
 
-  const float *of_token(const Group &group, int64_t f, int64_t n) const {
-    return scores[f] + n * group.lookup[f].room();
-  }
+  const float *of_token(int64_t f, int64_t n) const { return scores[f] + n * room[f]; }
 };
 
 // Of pairs with a prefix token: the same for all keys, but for lookups by key.
@@ -98,12 +97,12 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
     same +=
-        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(group, f, m)[lookup.prefix];
+        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
     const Lookup &lookup = group.lookup[f];
-    for (int64_t j = 0; lookup.prefix >= 0 && j < count; j++) s[j] += from.of_token(group, f, j)[lookup.prefix];
+    for (int64_t j = 0; lookup.prefix >= 0 && j < count; j++) s[j] += from.of_token(f, j)[lookup.prefix];
   }
 }
 
@@ -117,9 +116,9 @@ inline V read_by_keys(const Group &group, const Sources &from, const Stretch &st
       v += load(from.key_lines[f].at(y, x) + x0);
       continue;
     }
-    const float *scores = from.of_token(group, f, block.prefix + y * width + x0);
+    const float *scores = from.of_token(f, block.prefix + y * width + x0);
     for (int64_t n = 0; n < smaller(LANES, width - x0); n++)
-      v[n] += scores[n * lookup.room() + *lookup.at(stretch.line[f], lookup.slice(x0 + n) + x)];
+      v[n] += scores[n * from.room[f] + *lookup.at(stretch.line[f], lookup.slice(x0 + n) + x)];
   }
   return v;
 }
@@ -136,7 +135,7 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
   for (int f = 0; f < by_query; f++) {
     const Lookup &lookup = group.lookup[f];
     const int64_t t = lookup.slice(x) + x0;
-    first[f] = from.of_token(group, f, m) + lookup.base[t] - lookup.low[0];
+    first[f] = from.of_token(f, m) + lookup.base[t] - lookup.low[0];
     at[f] = load(lookup.at(0, t)) - all(lookup.base[t]);
     offsets[f] = stretches.offset(f);
   }
@@ -165,7 +164,7 @@ inline void fill_any(const Group &group, const Sources &from, int64_t m, const S
     const Stretch &stretch = stretches.list[n];
     V same{};
     for (int64_t f = 0; f < group.by_query; f++)
-      same += group.lookup[f].read(from.of_token(group, f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
+      same += group.lookup[f].read(from.of_token(f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
     for (int64_t f = group.by_query; f < group.by_query + group.shared; f++)
       same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
     for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++)
@@ -195,8 +194,7 @@ inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &
                  const Block &block, int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
   for (int64_t f = group.by_query + group.shared; f < group.count; f++)
-    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix),
-                           group.lookup[f].room());
+    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(f, block.prefix), from.room[f]);
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
     filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, width, s + block.prefix + x0);
