@@ -31,8 +31,10 @@ WF_INLINE void add_product(const Part &part, V (&sums)[rows][vectors]) {
     V right[vectors];
 #pragma GCC unroll 4
     for (int z = 0; z < vectors; z++) right[z] = load(b + z * LANES);
+    if constexpr (left == ROWS) {  // by columns, B is a group of queries, and near
 #pragma GCC unroll 4
-    for (int z = 0; z < vectors; z++) __builtin_prefetch(b + AHEAD * ldb + z * LANES);
+      for (int z = 0; z < vectors; z++) __builtin_prefetch(b + AHEAD * ldb + z * LANES);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {
       const V x = all(left == COLUMNS ? a[k * lda + m] : m < 3 ? a[m * lda + k] : last[(m - 3) * lda + k]);
