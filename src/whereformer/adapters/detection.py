@@ -22,6 +22,7 @@ def equip_detr(
     *,
     queries: Grid | Sequence[int] | None = None,
     on: On = "both",
+    home: Grid | Sequence[int] | None = None,
     keep_own: bool = False,
     share: bool = False,
 ) -> Model:
@@ -41,6 +42,8 @@ def equip_detr(
             cross-attention those that serve points between patches.
         queries: (rows, columns) of the lattice: as many cells as the model has object queries.
         on: on which of the decoder's attentions; each has encodings of its own.
+        home: (rows, columns) of the feature map that encodings are made for; None: 25 x 42, or twice as many with
+            dilation, of DETR's largest images.
         keep_own, share: as in `equip`.
 
     Returns:
@@ -55,9 +58,10 @@ def equip_detr(
             f"equip_detr: decoder={decoder!r}, queries={queries!r}: expected both, or none, as object queries lie"
             " nowhere unless it is said"
         )
+    options = {name: value for name, value in {"queries": queries, "home": home}.items() if value is not None}
+    host = host_of(model, **options)
     if decoder is None:
-        return equip(model, encoding, keep_own=keep_own, share=share)
-    host = host_of(model, queries=queries)
+        return equip(model, encoding, host=host, keep_own=keep_own, share=share)
     first, among, across = (len(stage.blocks) for stage in host.stages)
     chosen = {"self": range(first, first + among), "cross": range(first + among, first + among + across)}
     chosen["both"] = range(first, first + among + across)

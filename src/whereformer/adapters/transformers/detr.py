@@ -14,7 +14,7 @@ from whereformer.adapters.host import Block, Host, Own, Place, Stage
 from whereformer.adapters.starts import from_tables
 from whereformer.adapters.swap import Equipped
 from whereformer.adapters.transformers.dispatch import CheckpointedLayer, EquippedLayer, dispatched
-from whereformer.adapters.transformers.lattice import decoder_stages, lattice
+from whereformer.adapters.transformers.lattice import decoder_stages, lattice, pair_as_grid
 from whereformer.adapters.transformers.padding import Corners, on_images
 from whereformer.attention import encode
 from whereformer.catalog import FAMILIES
@@ -27,7 +27,11 @@ HOME = (800, 1333)
 """The size of the images that it was published for, in pixels: its config names none."""
 
 
-def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid | None = None) -> Host:
+def detr(
+    model: DetrModel | ConditionalDetrModel,
+    queries: Sequence[int] | Grid | None = None,
+    home: Sequence[int] | Grid | None = None,
+) -> Host:
     """Encodings that add to tokens add, as DETR's own do, to queries and keys of every layer, not to tokens.
 
     Object queries lie on no grid, so that no encoding comes to the decoder; what is added to the keys of its
@@ -36,6 +40,7 @@ def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid 
     Args:
         queries: (rows, columns) of a lattice over the image on which they lie after all. Blocks are then also the
             self-attentions of the decoder, behind the encoder's layers, and its cross-attentions behind these.
+        home: (rows, columns) of the feature map that encodings are made for; None: that of DETR's largest images.
     """
     config, positions = model.config, cast(Any, model.position_embedding)
     dim, heads = config.d_model, config.encoder_attention_heads
@@ -55,16 +60,15 @@ def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid 
         )
         for number, layer in enumerate(cast(Iterable[Any], model.encoder.layers))
     ]
-    grid = Grid(*(-(-side // stride) for side in HOME))
+    grid = pair_as_grid("home", home) if home is not None else Grid(*(-(-side // stride) for side in HOME))
+    options = {} if home is None else {"home": list(grid.size)}
     stages, layers = [Stage(dim, heads, grid, blocks)], list(cast(Iterable[Any], model.decoder.layers))
     more: dict[str, Any] = {}
     if queries is not None:
         cells = lattice(queries, config.num_queries)
         stages += decoder_stages(layers, dim, config.decoder_attention_heads, cells, grid)
-        more = {
-            "swaps": [(layer, CheckpointedLayer) for layer in layers],
-            "options": {"queries": list(cells.size)},
-        }
+        options["queries"] = list(cells.size)
+        more = {"swaps": [(layer, CheckpointedLayer) for layer in layers]}
     return Host(
         stages,
         own,
@@ -72,6 +76,7 @@ def detr(model: DetrModel | ConditionalDetrModel, queries: Sequence[int] | Grid 
         first_behaviour=EquippedPositions,
         check_first=_additive,
         equal="detr_sine" if start is None else "detr_learned",
+        options=options,
         **more,
     )
 

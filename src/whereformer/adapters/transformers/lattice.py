@@ -23,13 +23,18 @@ from whereformer.images import Images, Padded
 
 def lattice(queries: Any, count: int) -> Grid:
     """(rows, columns) as a grid of so many object queries."""
-    pair = queries.size if isinstance(queries, Grid) else queries
-    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2 or getattr(queries, "prefix", 0):
-        raise InputError(f"queries={queries!r}, expected (rows, columns) of a lattice of object queries")
-    grid = Grid(*pair)
+    grid = pair_as_grid("queries", queries)
     if grid.tokens != count:
         raise InputError(f"queries={queries!r} are {grid.tokens}, but the model has {count} object queries")
     return grid
+
+
+def pair_as_grid(name: str, value: Any) -> Grid:
+    """(rows, columns), or a grid that says no more than these."""
+    pair = value.size if isinstance(value, Grid) else value
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2 or getattr(value, "prefix", 0):
+        raise InputError(f"{name}={value!r}, expected (rows, columns)")
+    return Grid(*pair)
 
 
 def decoder_stages(layers: Sequence[Any], dim: int, heads: int, queries: Grid, home: Grid) -> list[Stage]:
