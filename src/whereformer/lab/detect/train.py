@@ -47,11 +47,11 @@ def train_all(
                 drawn(experiment, out, counter.of("images drawn"))
             accelerator.wait_for_everyone()
             data = opened(experiment, out, counter.of("images looked at"))
-        if main and console:
-            for report in data.reports:
-                console.print(str(report), markup=False, highlight=False, style="dim")
         for encoding in experiment.encodings:  # what cannot be built is refused before anything else
             build(experiment, encoding, 0, len(data.train.categories))
+        if main and console:
+            for report in data.reports:
+                console.print(str(report), markup=False, highlight=False, soft_wrap=True, style="dim")
         do = doing(experiment, data, accelerator)
         runs = run_all(experiment, out, accelerator, do, ready, workers=workers, console=console)
     return (data, runs) if main else None
