@@ -90,7 +90,7 @@ class Backward {
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {
     features_ = logits_.features, value_features_ = whole(a_.value_features), row_ = logits_.row;
     const int64_t keys = whole(p.most_keys(), TILE);
-    value_panels_ = arena.take<float>(whole(p.most_keys(), PANEL) * a_.value_features);
+    value_panels_ = Panels(p.most_keys(), a_.value_features, p.values && p.blocks == 1 ? p.values.lookup : nullptr, arena);
     k_ = arena.take<float>(p.most_keys() * features_);
     plain_k_ = plain_keys_differ() ? arena.take<float>(p.most_keys() * features_) : k_;
     dk_ = arena.take<float>(keys * features_), dv_ = arena.take<float>(keys * value_features_);
@@ -108,7 +108,9 @@ class Backward {
       if (lookup.kind == WF_BY_KEY) key_line_sums_[f] = KeyLineSums(p, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
-      value_from_.scores[f] = arena.take<float>(TILE * p.values.lookup[f].room(), LANES);
+      const Lookup &lookup = p.values.lookup[f];
+      value_from_.room[f] = f || !value_panels_ ? lookup.room() : Panels::room(lookup);
+      value_from_.scores[f] = arena.take<float>(TILE * value_from_.room[f], PANEL);
       value_weights_[f] = arena.take<float>(GROUP * p.values.lookup[f].room());
     }
   }
@@ -154,7 +156,7 @@ class Backward {
 
   void start_block(const Head<T> &head, const Block &block) {
     logits_.start_block(head, block);
-    read_transposed(head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, value_panels_);
+    value_panels_.read(head.v, a_.v.token, block.first, block.count, nullptr, 1, head.h);
     read_rows(head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale), k_);
     if (plain_k_ != k_)
       read_rows(head.k, a_.k.token, block.first, block.count, a_.features, nullptr, float(a_.scale), plain_k_);
@@ -232,11 +234,20 @@ class Backward {
       for (int64_t j = block.count; j < whole(block.count); j++) d[j] = 0;
     }
     prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, count, a_.features);
-    product<SET>(ds, row_, k_, features_, dq_, features_, block.count, features_);
+    Parts parts;
+    parts.add(ds, row_, k_, features_, block.count);
+    if (a_.pairs) {  // what tables give is not turned back
+      parts.multiply<SET>(dq_, features_, features_);
+      for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
+      parts = Parts();
+    }
     ahead.grad_values.prefetch(count);
     prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
-    for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
-    add_logit_terms(head, i, m, count, block, ds);
+    add_logit_terms(head, i, m, count, block, ds, parts);
+    if (a_.pairs)
+      parts.multiply<ADD>(dq_, features_, features_);
+    else
+      parts.multiply<SET>(dq_, features_, features_);
     write_queries(head, i + m, count, block);
     prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
     for (int64_t f = 0; f < p_.values.count; f++) {
@@ -251,13 +262,19 @@ class Backward {
   void grad_weights(const Head<T> &head, int64_t m, int64_t count, const Block &block, float *ds) {
     const float *g = g_ + m * value_features_;
     if (!p_.values)
-      return product_panels<SET>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
+      return value_panels_.template multiply<SET>(g, value_features_, nullptr, 0, ds, row_);
     value_view_.look(find_, logits_.place, count, block);
     for (int64_t f = 0; f < p_.values.count; f++) {
+      float *scores = value_from_.scores[f];
+      const int64_t room = value_from_.room[f];
+      if (!f && value_panels_) {
+        value_panels_.read_table(g, value_features_, scores, room);
+        continue;
+      }
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);
       read_table(p_.values.lookup[f], head.h, g, value_features_, a_.value_features, count, low, high,
-                 block.prefix || logits_.place[0].prefix, value_from_.scores[f]);
+                 block.prefix || logits_.place[0].prefix, scores, room);
     }
     for (int64_t n = 0; n < count; n++) {
       if (logits_.place[n].prefix)
@@ -266,11 +283,12 @@ class Backward {
         fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width,
              ds + n * row_);
     }
-    product_panels<ADD>(g, value_features_, value_panels_, ds, row_, a_.value_features, block.count);
+    value_panels_.template multiply<ADD>(g, value_features_, value_from_.scores[0], value_from_.room[0], ds, row_);
   }
 
   // From dS to the lookups of the logits, and to dq through those that q reads.
-  void add_logit_terms(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, const float *ds) {
+  void add_logit_terms(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, const float *ds,
+                       Parts &tables) {
     for (int64_t f = 0; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
       if (p_.logits.is_by_query(f)) {
@@ -281,7 +299,7 @@ class Backward {
         logit_sums_(f, logits_.view.stretches, logits_.place, count, block, ds, row_, low, high, false, weights,
                     lookup.room());
         if (!lookup.given)
-          add_rows(lookup, head.h, weights, lookup.room(), count, low, high, dq_, features_);
+          tables.add_table(lookup, head.h, weights, low, high, features_);
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
             float *grad = p_.logits.given[f]->grad_scores +
@@ -383,7 +401,8 @@ class Backward {
   BucketSums logit_sums_, value_sums_;
   View value_view_;
   int64_t features_, value_features_, row_;
-  float *value_panels_, *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
+  Panels value_panels_;
+  float *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
   float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [keys of the block][room]
   KeyLineSums key_line_sums_[MOST_LOOKUPS];
   Sources value_from_;

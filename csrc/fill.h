@@ -9,8 +9,8 @@ WF_INLINE int64_t chunk_start(int64_t chunk, int64_t width) {
   return width < LANES ? 0 : smaller(chunk, width - LANES);
 }
 
-// A number for each row of keys, column of queries and column of keys, on the line that the present row of queries
-// sees. Most rows of queries see what the row before saw.
+// A number for each column of queries, row of keys and column of keys, on the line that the present row of queries
+// sees. Most rows of queries see what the row before saw. What one query reads is in one piece.
 class ByColumns {
  public:
   ByColumns() = default;
@@ -18,7 +18,7 @@ class ByColumns {
       : width_(p.width), columns_(p.a.queries.width), rows_(p.block_rows), room_(whole(p.width)) {
     if (columns_ * room_ * rows_ > ROOM) return;
     lines_ = arena.take<int32_t>(rows_);
-    laid_ = arena.take<float>(rows_ * step());
+    laid_ = arena.take<float>(whole(columns_) * step());
     fits_ = true;
   }
 
@@ -30,8 +30,10 @@ class ByColumns {
  protected:
   static constexpr int64_t ROOM = 1 << 18;  // floats; longer rows are read anew for each query
 
-  // From one row of keys to the next.
-  int64_t step() const { return whole(columns_) * room_; }
+  // From one column of queries to the next.
+  int64_t step() const { return rows_ * room_; }
+  // Of row y of the keys, before queries in column x: [width].
+  float *place(int64_t y, int64_t x) const { return laid_ + x * step() + y * room_; }
 
   int64_t width_, columns_, rows_, room_, row_ = -1;
   bool fits_ = false;
@@ -43,9 +45,9 @@ class ByColumns {
 class KeyLines : public ByColumns {
  public:
   using ByColumns::ByColumns;
-  using ByColumns::step;
 
   bool fit() const { return fits_; }
+  int64_t row() const { return room_; }  // from one row of keys to the next
 
   // Keys' scores are [keys][stride], from the block's first patch on.
   void show(const Lookup &lookup, int64_t f, const Stretches &stretches, const float *scores, int64_t stride) {
@@ -59,12 +61,11 @@ class KeyLines : public ByColumns {
   }
 
   // The scores [width] of row y for queries in column x.
-  const float *at(int64_t y, int64_t x) const { return laid_ + y * step() + x * room_; }
+  const float *at(int64_t y, int64_t x) const { return place(y, x); }
 
  private:
   void lay(const Lookup &lookup, const float *scores, int64_t stride, int32_t line, int64_t y) {
     lines_[y] = line;
-    float *to = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES)
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];  // what lies behind the row's end is not wanted, but read: the loop has one length
@@ -73,7 +74,7 @@ class KeyLines : public ByColumns {
           square[n] = lookup.read(scores + (k + n) * stride, line, larger(lookup.slice(k + n) + q, 0));
         transpose(square);
 #pragma GCC unroll 16
-        for (int64_t n = 0; n < LANES; n++) store(to + (q + n) * room_ + k, square[n]);
+        for (int64_t n = 0; n < LANES; n++) store(place(y, q + n) + k, square[n]);
       }
   }
 };
@@ -82,11 +83,10 @@ class KeyLines : public ByColumns {
 struct Sources {
   float *scores[MOST_LOOKUPS];  // by query: [TILE][room]. Shared: [lines][stride], then that of prefix tokens.
                                 // By key: [keys of the block][room]
+  int64_t room[MOST_LOOKUPS];
   KeyLines key_lines[MOST_LOOKUPS];
 
-  const float *of_token(const Group &group, int64_t f, int64_t n) const {
-    return scores[f] + n * group.lookup[f].room();
-  }
+  const float *of_token(int64_t f, int64_t n) const { return scores[f] + n * room[f]; }
 };
 
 // Of pairs with a prefix token: the same for all keys, but for lookups by key.
@@ -97,12 +97,12 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
     same +=
-        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(group, f, m)[lookup.prefix];
+        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
     const Lookup &lookup = group.lookup[f];
-    for (int64_t j = 0; lookup.prefix >= 0 && j < count; j++) s[j] += from.of_token(group, f, j)[lookup.prefix];
+    for (int64_t j = 0; lookup.prefix >= 0 && j < count; j++) s[j] += from.of_token(f, j)[lookup.prefix];
   }
 }
 
@@ -116,9 +116,9 @@ inline V read_by_keys(const Group &group, const Sources &from, const Stretch &st
       v += load(from.key_lines[f].at(y, x) + x0);
       continue;
     }
-    const float *scores = from.of_token(group, f, block.prefix + y * width + x0);
+    const float *scores = from.of_token(f, block.prefix + y * width + x0);
     for (int64_t n = 0; n < smaller(LANES, width - x0); n++)
-      v[n] += scores[n * lookup.room() + *lookup.at(stretch.line[f], lookup.slice(x0 + n) + x)];
+      v[n] += scores[n * from.room[f] + *lookup.at(stretch.line[f], lookup.slice(x0 + n) + x)];
   }
   return v;
 }
@@ -135,7 +135,7 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
   for (int f = 0; f < by_query; f++) {
     const Lookup &lookup = group.lookup[f];
     const int64_t t = lookup.slice(x) + x0;
-    first[f] = from.of_token(group, f, m) + lookup.base[t] - lookup.low[0];
+    first[f] = from.of_token(f, m) + lookup.base[t] - lookup.low[0];
     at[f] = load(lookup.at(0, t)) - all(lookup.base[t]);
     offsets[f] = stretches.offset(f);
   }
@@ -146,7 +146,7 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
     lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0,
     line_offsets = stretches.offset(by_query);
   if constexpr (by_key)
-    laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].step();
+    laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].row();
   for (int64_t y = 0; y < block.rows; y++, s += width, laid += step) {
     V v{};
 #pragma GCC unroll 2
@@ -164,7 +164,7 @@ inline void fill_any(const Group &group, const Sources &from, int64_t m, const S
     const Stretch &stretch = stretches.list[n];
     V same{};
     for (int64_t f = 0; f < group.by_query; f++)
-      same += group.lookup[f].read(from.of_token(group, f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
+      same += group.lookup[f].read(from.of_token(f, m), stretch.line[f], group.lookup[f].slice(x) + x0);
     for (int64_t f = group.by_query; f < group.by_query + group.shared; f++)
       same += load(from.scores[f] + stretch.line[f] * group.lookup[f].stride() + group.lookup[f].slice(x) + x0);
     for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++)
@@ -194,8 +194,7 @@ inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &
                  const Block &block, int64_t width, float *s) {
   fill_prefix(group, from, m, block.prefix, s);
   for (int64_t f = group.by_query + group.shared; f < group.count; f++)
-    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(group, f, block.prefix),
-                           group.lookup[f].room());
+    from.key_lines[f].show(group.lookup[f], f, stretches, from.of_token(f, block.prefix), from.room[f]);
   for (int64_t chunk = 0; chunk < width; chunk += LANES) {
     const int64_t x0 = chunk_start(chunk, width);
     filler(group, from, x, x0)(group, from, m, stretches, x, x0, block, width, s + block.prefix + x0);

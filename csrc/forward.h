@@ -58,11 +58,13 @@ class Forward {
       else
         read_row(out + m * a_.out.token, a_.value_features, kept[m], o);
     }
+    Parts parts;
+    parts.add(s_, logits_.row, v_, features_, block.count);
+    add_values(head, count, block, parts);
     if (block.index)
-      product<ADD>(s_, logits_.row, v_, features_, o_, features_, block.count, features_);
+      parts.multiply<ADD>(o_, features_, features_);
     else
-      product<SET>(s_, logits_.row, v_, features_, o_, features_, block.count, features_);
-    add_values(head, count, block);
+      parts.multiply<SET>(o_, features_, features_);
     const bool last = block.index == p_.blocks - 1;
     for (int64_t m = 0; m < count; m++) {
       const float total = total_[i + m], *o = o_ + m * features_;
@@ -76,8 +78,8 @@ class Forward {
     }
   }
 
-  // o += Σ_j weight[i, j] table[bucket(i, j)]
-  void add_values(const Head<T> &head, int64_t count, const Block &block) {
+  // Σ_j weight[i, j] table[bucket(i, j)]
+  void add_values(const Head<T> &head, int64_t count, const Block &block, Parts &parts) {
     if (!p_.values) return;
     view_.look(find_, logits_.place, count, block);
     for (int64_t f = 0; f < p_.values.count; f++) {
@@ -86,7 +88,7 @@ class Forward {
       view_.buckets(f, count, &low, &high);
       bucket_sums_(f, view_.stretches, logits_.place, count, block, s_, logits_.row, low, high, true, weights_[f],
                    room);
-      add_rows(p_.values.lookup[f], head.h, weights_[f], room, count, low, high, o_, features_);
+      parts.add_table(p_.values.lookup[f], head.h, weights_[f], low, high, features_);
     }
   }
 

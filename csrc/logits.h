@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "fill.h"
-#include "rows.h"
+#include "panels.h"
 
 namespace wf::WF_ISA {
 
@@ -32,8 +32,8 @@ inline float dot(const float *a, const float *b, int64_t n) {
 // scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's, which is beside
 // them for most queries. x has TILE rows; scores have room for one bucket before the first.
 inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
-                       int64_t low, int64_t high, bool with_prefix, float *scores) {
-  const int64_t room = lookup.room(), prefix = lookup.prefix;
+                       int64_t low, int64_t high, bool with_prefix, float *scores, int64_t room) {
+  const int64_t prefix = lookup.prefix;
   with_prefix = with_prefix && prefix >= 0;
   const bool behind = with_prefix && high + 1 == prefix, before = with_prefix && !behind && low == 0;
   high += behind, low -= before;
@@ -56,7 +56,7 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  float *panels;  // keys · scale, turned, transposed
+  Panels panels;  // keys · scale, turned, transposed; the first table that plain queries read, if one block holds all
   Sources from;
   float *plain, *turned;  // queries · log2(e): [TILE][features]
   View view;
@@ -64,13 +64,16 @@ struct Logits {
 
   Logits(const Problem &p, Arena &arena)
       : p(p), a(p.a), row(whole(p.most_keys()) + 2 * LANES), features(whole(a.features)), find(p, p.logits, arena) {
-    panels = arena.take<float>(whole(p.most_keys(), PANEL) * a.features);
+    const Lookup *first = p.logits.by_query ? p.logits.lookup : nullptr;
+    panels = Panels(p.most_keys(), a.features, first && !first->given && !a.pairs && p.blocks == 1 ? first : nullptr,
+                    arena);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      const int64_t size = p.logits.is_by_query(f) ? TILE * lookup.room()
+      from.room[f] = f || !panels ? lookup.room() : Panels::room(lookup);
+      const int64_t size = p.logits.is_by_query(f) ? TILE * from.room[f]
                            : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
-                                                   : (whole(p.most_keys(), TILE) + LANES) * lookup.room();
-      from.scores[f] = arena.take<float>(size, LANES);
+                                                   : (whole(p.most_keys(), TILE) + LANES) * from.room[f];
+      from.scores[f] = arena.take<float>(size, PANEL);
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
     plain = arena.take<float>(TILE * features);
@@ -89,13 +92,13 @@ struct Logits {
   }
 
   void start_block(const Head<T> &head, const Block &block) {
-    read_transposed(head.k, a.k.token, block.first, block.count, a.features, &head.turn_k, float(a.scale), panels);
+    panels.read(head.k, a.k.token, block.first, block.count, &head.turn_k, float(a.scale), head.h);
     for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       from.key_lines[f].forget();
       for (int64_t j = 0; j < block.count; j += TILE) {
         const int64_t count = smaller(TILE, block.count - j);
-        float *scores = from.scores[f] + j * lookup.room();
+        float *scores = from.scores[f] + j * from.room[f];
         if (lookup.given) {
           read_given(head, f, p.keys, block.first + j, count, scores);
           continue;
@@ -103,7 +106,7 @@ struct Logits {
         read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
         int32_t low, high;
         buckets_of_keys(f, block.first + j, count, &low, &high);
-        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores);
+        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores, from.room[f]);
       }
     }
   }
@@ -119,9 +122,9 @@ struct Logits {
         else
           fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
-      product_panels<ADD>(turned, features, panels, s, row, a.features, block.count);
+      panels.template multiply<ADD>(turned, features, from.scores[0], from.room[0], s, row);
     } else {
-      product_panels<SET>(turned, features, panels, s, row, a.features, block.count);
+      panels.template multiply<SET>(turned, features, nullptr, 0, s, row);
     }
     if (a.allowed || a.added)
       for (int64_t m = 0; m < count; m++) mask(head, i + m, block, s + m * row);
@@ -144,10 +147,11 @@ struct Logits {
   void read_scores(const Head<T> &head, int64_t f, int64_t i, int64_t count, const Block &block) {
     const Lookup &lookup = p.logits.lookup[f];
     if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
+    if (!f && panels) return panels.read_table(plain, features, from.scores[f], from.room[f]);
     int32_t low, high;
     view.buckets(f, count, &low, &high);
     read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix,
-               from.scores[f]);
+               from.scores[f], from.room[f]);
   }
 
   // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
@@ -175,7 +179,7 @@ struct Logits {
     const Lookup &lookup = p.logits.lookup[f];
     const float *given = p.logits.given[f]->scores + (head.n * tokens + first) * lookup.buckets;
     for (int64_t m = 0; m < count; m++)
-      read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores + m * lookup.room());
+      read_row(given + m * lookup.buckets, lookup.buckets, LOG2E, scores + m * from.room[f]);
   }
 
   void mask(const Head<T> &head, int64_t i, const Block &block, float *s) const {

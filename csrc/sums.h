@@ -69,6 +69,13 @@ inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &str
   }
 }
 
+// Rows of sums times one-hot rows.
+template <int rows>
+inline void collapse(const float *sums, int64_t room, const float *onehot, float *lines, int64_t width) {
+  const Part part{sums, room, onehot, LANES, width};
+  product_panel<1, SET, ROWS, rows>(&part, 1, 0, lines, LANES);
+}
+
 // weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
 // more than the stretches have. `sums` and `lines` have room for 8 more rows.
 inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
@@ -87,9 +94,8 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
     const float *onehot = lookup.onehots(0, t);
     int64_t n = 0;
     for (; stretches.count - n > TILE; n += 8)
-      product_panel<1, SET, ROWS, 8>(sums + n * room, room, onehot, LANES, lines + n * LANES, LANES, width);
-    if (n < stretches.count)
-      product_panel<1, SET, ROWS>(sums + n * room, room, onehot, LANES, lines + n * LANES, LANES, width);
+      collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
+    if (n < stretches.count) collapse<TILE>(sums + n * room, room, onehot, lines + n * LANES, width);
   } else {
     for (int64_t n = 0; n < stretches.count; n++) {
       const float *onehot = lookup.onehots(stretches.list[n].line[f], t);
@@ -144,22 +150,33 @@ class BucketSums {
   float *rows_ = nullptr, *lines_ = nullptr;
 };
 
-// c[m] += weights[m]·table, of buckets low ... high and of the prefix's.
-inline void add_rows(const Lookup &lookup, int64_t head, const float *weights, int64_t room, int64_t count, int32_t low,
-                     int32_t high, float *c, int64_t features) {
-  const float *table = lookup.tall + head * lookup.tall_head;
-  if (low <= high)
-    product<ADD>(weights + low, room, table + low * features, features, c, features, high - low + 1, features);
-  if (lookup.prefix < 0) return;
-  for (int64_t m = 0; m < count; m++) {
-    const float weight = weights[m * room + lookup.prefix];
-    if (weight == 0) continue;
-    for (int64_t d = 0; d < features; d += LANES) {
-      float *at = c + m * features + d;
-      store(at, load(at) + load(table + lookup.prefix * features + d) * weight);
-    }
+// Factors of a product; more may be wanted than tables are read.
+class Parts {
+ public:
+  void add(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth) {
+    parts_[count_++] = {a, lda, b, ldb, depth};
   }
-}
+
+  // weights·table, of buckets low ... high and of the prefix's.
+  void add_table(const Lookup &lookup, int64_t head, const float *weights, int32_t low, int32_t high,
+                 int64_t features) {
+    const float *table = lookup.tall + head * lookup.tall_head;
+    const int64_t room = lookup.room(), prefix = lookup.prefix;
+    const bool beside = prefix >= 0 && low <= high && high + 1 == prefix;
+    if (low <= high) add(weights + low, room, table + low * features, features, high + beside - low + 1);
+    if (prefix >= 0 && !beside) add(weights + prefix, room, table + prefix * features, features, 1);
+  }
+
+  // c (+)= their sum.
+  template <Result result>
+  void multiply(float *c, int64_t ldc, int64_t columns) const {
+    product<result>(parts_, count_, c, ldc, columns);
+  }
+
+ private:
+  int64_t count_ = 0;
+  Part parts_[1 + 2 * MOST_LOOKUPS];
+};
 
 // The transpose of KeyLines: sums over queries in a column, until a row of queries comes that sees another line.
 class KeyLineSums : public ByColumns {
@@ -175,8 +192,8 @@ class KeyLineSums : public ByColumns {
     if (!fits_) return spread(lookup, f, stretches, x, ds, weights, stride);
     if (row_ != stretches.row) turn_to(lookup, f, stretches, weights, stride);
     for (int64_t k = 0; k < width_; k += LANES) {
-      float *sums = laid_ + x * room_ + k;
-      for (int64_t y = 0; y < stretches.rows; y++, sums += step()) store(sums, load(sums) + load(ds + y * width_ + k));
+      float *sums = place(0, x) + k;
+      for (int64_t y = 0; y < stretches.rows; y++, sums += room_) store(sums, load(sums) + load(ds + y * width_ + k));
     }
   }
 
@@ -192,7 +209,7 @@ class KeyLineSums : public ByColumns {
       for (int64_t y = stretch.row; y < stretch.row + stretch.rows; y++) {
         if (lines_[y] == stretch.line[f]) continue;
         flush(lookup, y, weights, stride);
-        std::memset(laid_ + y * step(), 0, size_t(step()) * 4);
+        for (int64_t q = 0; q < whole(columns_); q++) std::memset(place(y, q), 0, size_t(room_) * 4);
         lines_[y] = stretch.line[f];
       }
     }
@@ -211,12 +228,11 @@ class KeyLineSums : public ByColumns {
   void flush(const Lookup &lookup, int64_t y, float *weights, int64_t stride) const {
     const int32_t line = lines_[y];
     if (line < 0) return;
-    const float *sums = laid_ + y * step();
     for (int64_t k = 0; k < width_; k += LANES) {
       for (int64_t q = 0; q < columns_; q += LANES) {
         V square[LANES];
 #pragma GCC unroll 16
-        for (int64_t n = 0; n < LANES; n++) square[n] = load(sums + (q + n) * room_ + k);
+        for (int64_t n = 0; n < LANES; n++) square[n] = load(place(y, q + n) + k);
         transpose(square);
 #pragma GCC unroll 16
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);

@@ -76,11 +76,17 @@ WF_INLINE float largest(V v) {
 // 2^x for x <= 128; 0 below 2^-126; NaN of NaN. Error below 2 units in the last place.
 WF_INLINE V exp2(V x) {
 #if defined(__AVX512F__)
-  const V n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const V r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x − ⌊x⌋; 0 of −∞
+  V p = all(2.1702255e-4f);
+  p = p * r + 1.2439687e-3f;
+  p = p * r + 9.6788406e-3f;
+  p = p * r + 5.5483341e-2f;
+  p = p * r + 2.4022983e-1f;
+  p = p * r + 6.9314700e-1f;
+  p = p * r + 1.0f;
+  return _mm512_scalef_ps(p, x);  // p · 2^⌊x⌋
 #else
-  const V shift = all(0x1.8p23f), clamped = max(all(-127.0f), x), t = clamped + shift, n = t - shift;
-#endif
-  const V r = x - n;
+  const V shift = all(0x1.8p23f), clamped = max(all(-127.0f), x), t = clamped + shift, r = x - (t - shift);
   V p = all(1.5353362e-4f);
   p = p * r + 1.3398874e-3f;
   p = p * r + 9.6184373e-3f;
@@ -88,9 +94,6 @@ WF_INLINE V exp2(V x) {
   p = p * r + 2.4022648e-1f;
   p = p * r + 6.9314720e-1f;
   p = p * r + 1.0f;
-#if defined(__AVX512F__)
-  return _mm512_scalef_ps(p, n);
-#else
   const Vi bits = Vi(p) + (Vi(t) << 23);
   const V inside = x < all(-126.0f) ? V{} : V(bits);
   return x == x ? inside : x;

@@ -20,12 +20,13 @@ from whereformer import equip
 from whereformer.errors import InputError
 from whereformer.lab.compare import compare
 from whereformer.lab.data import load
+from whereformer.lab.differences import Difference, Spread
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.measure import measure
 from whereformer.lab.plots import bias_maps
 from whereformer.lab.pool import run_in_pool
 from whereformer.lab.record import Run, run_folder
-from whereformer.lab.report import Difference, Spread, sentences
+from whereformer.lab.report import sentences
 
 TINY = Experiment(
     encodings=("none", "learned + irpe(on='qkv')"),

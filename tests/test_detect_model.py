@@ -13,7 +13,6 @@ from whereformer import Grid, InputError, describe
 from whereformer.lab.detect.experiment import SMALL_MODEL, DetectionExperiment
 from whereformer.lab.detect.loss import WithLoss
 from whereformer.lab.detect.model import build
-from whereformer.lab.detect.predict import found_by
 
 TINY = DetectionExperiment(
     augmentation={"scaled": 64},
@@ -228,20 +227,3 @@ def test_a_batch_leaves_nothing_behind_for_the_next():
     before = model(small["pixel_values"], small["pixel_mask"]).logits
     model(wide["pixel_values"], wide["pixel_mask"])
     assert torch.equal(model(small["pixel_values"], small["pixel_mask"]).logits, before)
-
-
-def test_what_is_found_is_sorted_out_by_hand():
-    logits = torch.tensor([[[2.0, 1.0, 5.0], [0.0, 3.0, 1.0]]])
-    boxes = torch.rand(1, 2, 4)
-    out = type("Out", (), {"logits": logits, "pred_boxes": boxes})
-    kind = lambda name: type("Model", (), {"config": type("Config", (), {"model_type": name})})  # noqa: E731
-    ((places, labels, scores),) = found_by(kind("detr"), out)
-    assert torch.equal(places, boxes[0])
-    assert labels.tolist() == [0, 1]
-    weights = [[math.exp(v) for v in row] for row in logits[0].tolist()]
-    expected = [weights[0][0] / sum(weights[0]), weights[1][1] / sum(weights[1])]
-    assert scores.tolist() == pytest.approx(expected)
-    ((places, labels, scores),) = found_by(kind("conditional_detr"), out)
-    assert labels.tolist()[:3] == [2, 1, 0]
-    assert torch.equal(places[:3], boxes[0][[0, 1, 0]])
-    assert scores.tolist()[:2] == pytest.approx([1 / (1 + math.exp(-5)), 1 / (1 + math.exp(-3))])

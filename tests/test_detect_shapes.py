@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as masks
 
+from boxed import write
 from whereformer import InputError
 from whereformer.lab.detect import scene, shapes
 from whereformer.lab.detect.load import load
@@ -143,7 +144,8 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert drawn[:5] == [("train", number) for number in range(5)]
     assert drawn[5:7] == [("train", 4), ("train", 5)]  # parts that were there are not drawn again
     drawn.clear()
-    generate(out, SMALL)
+    write(out, {".parts/train-0000004.json": "[]"})  # as if it ended before the last part was cleared away
+    assert contents(generate(out, SMALL)) == whole
     assert drawn == []
 
 
@@ -154,6 +156,8 @@ def test_a_folder_holds_one_set(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds something else"):
         generate(tmp_path, SMALL)
+    with pytest.raises(InputError, match="is a file: give a folder"):
+        generate(tmp_path / "notes.txt", SMALL)
 
 
 def test_photographs(tmp_path):

@@ -112,7 +112,7 @@ def test_a_backbone_learns_to_tell_objects_apart(data):
 
 
 def test_a_detector_that_starts_from_weights_is_not_taught_objects(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("whereformer.lab.detect.train.learn_objects", lambda *args: pytest.fail("it is"))
+    monkeypatch.setattr("whereformer.lab.detect.trainee.learn_objects", lambda *args: pytest.fail("it is"))
     torch.save(build(SHORT, SINE, 0, 6).state_dict(), tmp_path / "weights.pth")
     started = replace(SHORT, weights=str(tmp_path / "weights.pth"), epochs=1, warmup=0)
     train(started, SINE, 0, data, Run(tmp_path / "run"), Accelerator(cpu=True))

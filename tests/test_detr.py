@@ -1,21 +1,26 @@
-"""Encodings in the decoder of transformers' DETR, where object queries are said to lie on a lattice."""
+"""transformers' DETR: its encoder, and its decoder where object queries are said to lie on a lattice."""
 
 import copy
 import itertools
 import json
 import math
 import pickle
+import re
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from whereformer import Grid, InputError, Points, describe, equip, resize, unequip
 from whereformer.adapters import equip_detr, from_pretrained
 from whereformer.adapters.transformers.lattice import over, to_the_map
 from whereformer.adapters.transformers.padding import Corners
+from whereformer.encodings import IRPE
 
 SIZES: dict[str, Any] = {"d_model": 24, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3}
 SIZES |= {"decoder_attention_heads": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_queries": 6}
@@ -62,6 +67,10 @@ def speak(model: Any) -> Any:
             for parameter in module.encodings.parameters():
                 nn.init.normal_(parameter, std=0.5)
     return model
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (3, -1)).transpose(1, 2)
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -111,6 +120,61 @@ def test_in_a_padded_batch_the_lattice_lies_over_each_image():
     assert isinstance(queries, Points)
     expected = [[[0.0, 3.0], [1.0, 3.0]], [[0.75, 1.0], [3.25, 1.0]], [[1.25, 3.5], [2.75, 3.5]]]
     assert queries.at.tolist() == expected
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The encoder, on a grid that is not square, with padding: the four mappings of the released code. The layers of
+# DETR in tests/data are of product alone (see test_transformers.py): these are its encodings, within a layer.
+
+DATA = Path(__file__).parent / "data"
+VALUES = load_file(DATA / "irpe_reference.safetensors")
+CASES: dict[str, Any] = json.loads((DATA / "irpe_reference.json").read_text())
+ON_3_BY_5 = [
+    name for name in CASES if re.fullmatch(r"encoding/.*-(bias-shared|ctx-unshared)-[qkv]-3x5-skip0", name)
+]
+
+
+@pytest.mark.parametrize("name", ON_3_BY_5)
+@torch.no_grad()
+def test_encoder_attention_says_what_the_released_code_says(name):
+    case, values = (
+        CASES[name],
+        {k.removeprefix(f"{name}/"): v for k, v in VALUES.items() if k.startswith(f"{name}/")},
+    )
+    side, given, said = case["on"], values["input"], values["output"]
+    model = build("detr")
+    options = {
+        "method": case["method"],
+        "mode": case["mode"],
+        "shared": case["shared_head"],
+        "ratio": case["ratio"],
+    }
+    equip(model, partial(IRPE, on=side, **options), keep_own=True)
+    layer = model.model.encoder.layers[0].self_attn
+    for key, table in values.items():
+        if key.startswith("param/"):
+            part = "_rows" if "rp_rows" in key else "_columns" if "rp_cols" in key else ""
+            layer.encodings[0].tables[side + part].copy_(table)
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        nn.init.normal_(projection.weight, std=0.2)
+        nn.init.zeros_(projection.bias)
+    nn.init.eye_(layer.o_proj.weight)
+    real = torch.ones(2, 3, 5, dtype=torch.bool)
+    if side == "v":  # given weights: logits of queries that are zero, and no values but what is said of them
+        nn.init.zeros_(layer.q_proj.weight)
+        nn.init.zeros_(layer.v_proj.weight)
+        x, mask, expected = torch.randn(2, 15, 24, dtype=torch.float64), given.log(), said
+    else:  # given queries, or keys, which the released code has scaled
+        real[0, 2], real[1, :, 3:] = False, False
+        nn.init.eye_((layer.q_proj if side == "k" else layer.k_proj).weight)
+        x = (given * 8**0.5).transpose(1, 2).flatten(2)
+        q, k, v = (heads(projection(x)) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
+        mask = real.flatten(1)[:, None, None].expand(-1, 1, 15, -1)
+        logits = q @ k.mT / 8**0.5 + (said if side == "k" else said.mT)
+        expected = logits.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+    model.model.position_embedding(torch.Size([2, 24, 3, 5]), "cpu", torch.float64, mask=real)  # tells the grid
+    out, _ = layer(x, attention_mask=mask, position_embeddings=torch.zeros_like(x))
+    torch.testing.assert_close(heads(out), expected, rtol=0, atol=1e-10)  # as test_official_irpe
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -175,10 +239,6 @@ def slowly(q: Tensor, k: Tensor, v: Tensor, real: Tensor, offset: Any, tables: A
         weights = torch.stack(logits).softmax(0)
         out[b, h, i] = (weights[:, None] * torch.stack(values)).sum(0)
     return out.transpose(1, 2).flatten(2)
-
-
-def heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (3, -1)).transpose(1, 2)
 
 
 class Heard:

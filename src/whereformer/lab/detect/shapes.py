@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,10 +98,7 @@ def generate(out: Path, shapes: Shapes, on_image: Callable[[int, int], None] | N
                 record.write(part, json.dumps(scenes))
             parts.append(part)
         record.write(target, json.dumps(_instances(shapes, name, parts)))
-        for part in parts:
-            part.unlink()
-    if (out / ".parts").exists():
-        (out / ".parts").rmdir()
+    shutil.rmtree(out / ".parts", ignore_errors=True)
     if on_image:
         on_image(total, total)
     return out
@@ -111,7 +109,9 @@ def _claim(out: Path, shapes: Shapes) -> None:
     if path.exists():
         if (there := record.read_json(path)) != json.loads(json.dumps(asked)):
             raise InputError(f"out={str(out)!r} holds other shapes, {there}: give another folder")
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and not out.is_dir():
+        raise InputError(f"out={str(out)!r} is a file: give a folder")
+    elif out.exists() and any(not there.name.startswith(".") for there in out.iterdir()):
         raise InputError(f"out={str(out)!r} holds something else: give another folder")
     else:
         record.write_json(path, asked)

@@ -53,12 +53,20 @@ class Tree:
         root: the folder, or the zip file.
         on_image: told how many headers of how many images are read.
         decode: whether images are decoded when their headers are read, which finds those that are damaged inside.
+        only: names below the folder, if not all of its files are meant.
 
     Raises:
         InputError: there is no such folder; a zip file in it is damaged.
     """
 
-    def __init__(self, root: Path | str, on_image: Progress | None = None, *, decode: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        on_image: Progress | None = None,
+        *,
+        decode: bool = False,
+        only: Iterable[str] | None = None,
+    ) -> None:
         self.root = Path(root)
         self.on_image = on_image
         self.decode = decode
@@ -68,7 +76,9 @@ class Tree:
         self._pictures: dict[str, Any] = {}  # decoded, as long as there is room
         self._room = ROOM
         self._process = os.getpid()
-        if self.root.is_dir():
+        if only is not None:
+            self.names = dict.fromkeys(only)
+        elif self.root.is_dir():
             zips = []
             for name in _files(self.root):
                 if name.lower().endswith(".zip"):
