@@ -77,6 +77,19 @@ def test_eval_gives_what_the_model_gave(capsys, folder, tmp_path):
         assert word in said
 
 
+def test_a_set_alone_is_tested_on_as_a_whole(capsys, folder, tmp_path):
+    """COCO's val2017 and nothing else: nobody trains, so that nothing is held out."""
+    data(tmp_path, COCO)
+    (tmp_path / "annotations" / "instances_train.json").unlink()
+    asked = [str(folder / "cross.pth"), "--data", str(tmp_path), "--size", "64", "--json"]
+    asked += ["--enc_rpe2d", "rpe-20-cross-ctx-1-k"]
+    for options, which, images in (([], "all", 3), (["--set", "validation"], "validation", 1)):
+        code, said, _ = call(capsys, "detect", "eval", *asked, *options)
+        assert code == 0
+        found = json.loads(said)
+        assert (found["data"]["set"], found["metrics"]["images"]) == (which, images)
+
+
 def test_predict_writes_boxes_numbers_and_drawings(capsys, folder, tmp_path):
     """Images that nobody numbered; one of them is none."""
     photos, out = tmp_path / "photos", tmp_path / "out"

@@ -19,7 +19,9 @@ def detector_arguments(command: argparse.ArgumentParser) -> None:
     what = command.add_argument_group("what an official file does not say")
     positions = what.add_mutually_exclusive_group()
     positions.add_argument(
-        "--encoding", metavar="SPEC", help='all of its positions: "detr_sine + irpe(ratio=2)"; without, see below'
+        "--encoding",
+        metavar="SPEC",
+        help='all of its positions, "detr_sine + irpe(ratio=2)" (as the file says, or else as released)',
     )
     positions.add_argument(
         "--enc_rpe2d", metavar="SPEC", help="the official option, rpe-2.0-product-ctx-1-k, beside DETR's own sines"

@@ -25,6 +25,7 @@ class Detection:
         train, validation: the images.
         reports: one for each set that was read.
         held_out: whether `validation` was split off because there was but one set.
+        whole: that set, if so.
     """
 
     format: str
@@ -32,6 +33,7 @@ class Detection:
     validation: Annotations
     reports: tuple[Report, ...]
     held_out: bool = False
+    whole: Annotations | None = None
 
 
 def load(
@@ -101,7 +103,7 @@ def _detection(name: str, raws: Mapping[str, Raw], trees: Mapping[str, Tree], br
     if count == len(order):
         raise InputError(f"{reports[0].name}: one image is left, expected another one to test on")
     held, kept = sorted(order[:count]), sorted(order[count:])
-    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True)
+    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True, whole=train)
 
 
 def _text(path: Path) -> str:
