@@ -21,9 +21,9 @@ class Panels {
 
   // Where `read_tables` leaves the scores of lookup f: [TILE][room].
   float *scores(int64_t f) const {
-    float *at = scores_;
-    for (int64_t n = 0; n < f; n++) at += group_->lookup[n].buckets;
-    return at;
+    int64_t column = 0;
+    for (int64_t n = 0; n < f; n++) column += group_->lookup[n].buckets;
+    return scores_ ? scores_ + column : nullptr;
   }
   int64_t room() const { return PANEL + whole(columns_); }
 
@@ -68,9 +68,10 @@ class Panels {
     }
   }
 
-  int64_t features_, tables_ = 0, columns_ = 0, whole_, rest_;  // tokens in whole panels, and those behind
-  const Group *group_;
-  float *panels_, *scores_;
+  int64_t features_ = 0, tables_ = 0, columns_ = 0;
+  int64_t whole_ = 0, rest_ = 0;  // tokens in whole panels, and those behind
+  const Group *group_ = nullptr;
+  float *panels_ = nullptr, *scores_ = nullptr;
 };
 
 }  // namespace wf::WF_ISA
