@@ -30,7 +30,7 @@ class Trainee:
     """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one.
 
     Args:
-        fresh: whether it begins, and does not go on, which `restore` is for.
+        fresh: whether the run begins here; what it is restored to needs no start.
     """
 
     def __init__(
