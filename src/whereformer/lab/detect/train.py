@@ -93,9 +93,8 @@ def train(
     share = Share(accelerator.process_index, accelerator.num_processes)
     if experiment.batch_size % share.world:
         raise InputError(f"batch_size={experiment.batch_size}, expected a multiple of the {share.world} processes")
-    trainee = Trainee(experiment, encoding, seed, data, accelerator)
-
     state = run.load() or {"epoch": 0, "best": None, "log": []}
+    trainee = Trainee(experiment, encoding, seed, data, accelerator, fresh=not state["epoch"])
     if state["epoch"]:
         trainee.restore(state)
         on_epoch(state["epoch"])

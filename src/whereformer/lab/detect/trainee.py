@@ -18,6 +18,7 @@ from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.load import Detection
 from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
+from whereformer.lab.detect.objects import learn_objects
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.pool import OnEpoch
 from whereformer.lab.train import seed_all
@@ -26,7 +27,11 @@ TELL_EVERY = 1.0  # seconds
 
 
 class Trainee:
-    """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one."""
+    """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one.
+
+    Args:
+        fresh: whether the run begins here; what it is restored to needs no start.
+    """
 
     def __init__(
         self,
@@ -35,10 +40,14 @@ class Trainee:
         seed: int,
         data: Detection,
         accelerator: Accelerator,
+        *,
+        fresh: bool,
     ) -> None:
         self.experiment, self.data, self.accelerator = experiment, data, accelerator
         self.encoding, self.seed = encoding, seed
         self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
+        if fresh and experiment.backbone_epochs and not experiment.weights:
+            learn_objects(self.detector.model.backbone.model, data.train, experiment.backbone_epochs, seed)
         self.average = (
             AveragedModel(self.detector, multi_avg_fn=get_ema_multi_avg_fn(experiment.ema))
             if experiment.ema is not None
