@@ -324,3 +324,32 @@ def lookhere() -> nn.Module:
     model.head = timm.layers.Mlp(96, 384, 5, act_layer=nn.Tanh)
     randomised(model)
     return model
+
+
+def of_detr(state: State) -> State:
+    """The official names of what transformers' DetrForObjectDetection holds, without its encodings."""
+    found = {}
+    for name, value in state.items():
+        if ".k_proj." in name or ".v_proj." in name:
+            continue
+        if ".q_proj." in name:
+            value = torch.cat([state[name.replace("q_proj", f"{side}_proj")] for side in "qkv"])
+        found[name] = value
+    return renamed(
+        found,
+        (r"encoder_attn\.", "multihead_attn."),
+        (r"(self_attn|multihead_attn)\.q_proj\.", r"\1.in_proj_"),
+        (r"o_proj", "out_proj"),
+        (r"mlp\.fc", "linear"),
+        (r"self_attn_layer_norm", "norm1"),
+        (r"encoder_attn_layer_norm", "norm2"),
+        (r"(encoder\.layers\.\d)\.final_layer_norm", r"\1.norm2"),
+        (r"(decoder\.layers\.\d)\.final_layer_norm", r"\1.norm3"),
+        (r"decoder\.layernorm", "decoder.norm"),
+        (r"^model\.(encoder|decoder)", r"transformer.\1"),
+        (r"model\.query_position_embeddings", "query_embed"),
+        (r"model\.input_projection", "input_proj"),
+        (r"class_labels_classifier", "class_embed"),
+        (r"bbox_predictor", "bbox_embed"),
+        (r"model\.backbone\.model", "backbone.0.body"),
+    )

@@ -20,12 +20,13 @@ from whereformer import equip
 from whereformer.errors import InputError
 from whereformer.lab.compare import compare
 from whereformer.lab.data import load
+from whereformer.lab.differences import Difference, Spread
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.measure import measure
 from whereformer.lab.plots import bias_maps
 from whereformer.lab.pool import run_in_pool
 from whereformer.lab.record import Run, run_folder
-from whereformer.lab.report import Difference, Spread, sentences
+from whereformer.lab.report import sentences
 
 TINY = Experiment(
     encodings=("none", "learned + irpe(on='qkv')"),
@@ -120,7 +121,7 @@ def test_what_is_there_is_not_done_again(comparison, monkeypatch):
     def refuse(*arguments):
         assert not arguments[2], "runs that are there were asked for again"
 
-    monkeypatch.setattr("whereformer.lab.compare.run_in_pool", refuse)
+    monkeypatch.setattr("whereformer.lab.runs.run_in_pool", refuse)
     again = compare(TINY, comparison.out)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert again is not None
@@ -134,7 +135,7 @@ def test_further_seeds_join_those_that_are_there(comparison, monkeypatch):
         asked.extend(tasks)
         run_in_pool(experiment, out, tasks, *rest)
 
-    monkeypatch.setattr("whereformer.lab.compare.run_in_pool", remember)
+    monkeypatch.setattr("whereformer.lab.runs.run_in_pool", remember)
     compare(replace(TINY, seeds=(0, 1, 2), encodings=TINY.encodings[:1]), comparison.out, workers=1)
     assert asked == [("none", 2)]
 

@@ -9,9 +9,10 @@ from PIL import Image
 
 from boxed import CAT, box, coco, image, picture, write
 from whereformer import InputError
-from whereformer.lab.detect.checks import Raw, examine, outline
+from whereformer.lab.detect.checks import Raw, examine
 from whereformer.lab.detect.dataset import BoxedImages
 from whereformer.lab.detect.load import load
+from whereformer.lab.detect.outlines import outline
 from whereformer.lab.detect.tree import Tree
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -44,6 +45,8 @@ SKIPPED = {
     "no box": ("no box", {**box(5, 1), "bbox": None}),
     "no outline": ("no box", {**box(5, 1), "bbox": [], "segmentation": [[]]}),
     "odd outline": ("no box", {**box(5, 1), "bbox": [], "segmentation": [["x"]]}),
+    "outline of objects": ("no box", {**box(5, 1), "bbox": [], "segmentation": [{"x": 1}]}),
+    "outline beyond floats": ("no box", {**box(5, 1), "bbox": [], "segmentation": [[10**400, 1, 2, 3]]}),
     "runs that do not fill it": (
         "no box",
         {**box(5, 1), "bbox": [], "segmentation": {"size": [3, 3], "counts": [4]}},
@@ -218,6 +221,11 @@ def test_images_of_every_kind_become_rgb(tmp_path, mode):
     assert abs(int(found.astype(int).mean()) - (255 if mode == "1" else 200)) <= (100 if mode == "1" else 2)
 
 
+def test_sizes_are_whole_numbers_however_the_file_writes_them(tree):
+    (picture,) = examined(tree, [], [{**image(1), "width": 40.0, "height": 30.0}])[0].pictures
+    assert (type(picture.width), type(picture.height)) == (int, int)
+
+
 def test_file_names_from_other_systems(tree):
     images = [image(1, "C:\\pictures\\1.jpg"), image(2, "./2.png")]
     assert [one.file for one in examined(tree, [], images)[0].pictures] == ["1.jpg", "2.png"]
@@ -273,10 +281,24 @@ def test_other_formats_are_checked_too_and_name_file_and_line(tmp_path):
     }
 
 
+def test_odd_numbers_of_classes_that_nothing_names(tmp_path):
+    for name in "ab":
+        picture(tmp_path / f"images/{name}.jpg")
+    box = "0.5 0.5 0.5 0.5"
+    data = load(
+        write(tmp_path, {"labels/a.txt": f"1 {box}\n99999999999 {box}\n\u00b2 {box}\n", "labels/b.txt": ""})
+    )
+    assert data.train.names == ("0", "1")
+    assert {(one.kind, one.where) for one in data.reports[0].findings} == {
+        ("unknown category", "labels/a.txt, line 2"),
+        ("not a box", "labels/a.txt, line 3"),
+    }
+
+
 def test_broken_xml_files(tmp_path):
     good = "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax>"
     good += "</bndbox></object></annotation>"
-    for name in "abcdef":
+    for name in "abcdefh":
         picture(tmp_path / f"JPEGImages/{name}.jpg")
     files = {
         "a": good,
@@ -286,6 +308,7 @@ def test_broken_xml_files(tmp_path):
         "e": "<annotation><object><name>cat</name></object></annotation>",
         "f": good.replace("<annotation>", "<annotation><size><width>41</width><height>30</height></size>"),
         "g": good,
+        "h": good.replace("<annotation>", "<annotation><size><width>\u00b2</width><height>30</height></size>"),
     }
     data = load(write(tmp_path, {f"Annotations/{name}.xml": text for name, text in files.items()}))
     assert {(one.kind, one.where) for one in data.reports[0].findings} == {
@@ -297,6 +320,8 @@ def test_broken_xml_files(tmp_path):
         ("box of a skipped image", "Annotations/f.xml, object 1"),
         ("missing image", "image 7"),
         ("box of a skipped image", "Annotations/g.xml, object 1"),
+        ("image of another size", "image 8"),
+        ("box of a skipped image", "Annotations/h.xml, object 1"),
     }
 
 

@@ -261,6 +261,19 @@ def test_what_cannot_be_read_is_said(tmp_path):
     write(tmp_path / "e", {"labels/1.txt": "0 0 0 1 1"})
     with pytest.raises(InputError, match="names=3, expected a list"):
         load(tmp_path / "e")
+    write(tmp_path / "e", {"data.yaml": "names: [cat]\nmade: 2020-13-45"})
+    with pytest.raises(InputError, match=r"data\.yaml' is not YAML: month must be"):
+        load(tmp_path / "e")
+
+
+def test_yaml_files_of_others_are_not_in_the_way(tmp_path):
+    for name in "ab":
+        picture(tmp_path / "voc" / f"{name}.jpg")
+        write(tmp_path, {f"voc/{name}.xml": VOC.format(name=name, box=corners(11, 6, 30, 15))})
+        picture(tmp_path / "yolo/images" / f"{name}.jpg")
+        write(tmp_path, {f"yolo/labels/{name}.txt": "0 0.5 0.5 0.5 0.5"})
+    assert load(write(tmp_path / "voc", {"config.yaml": "model: !theirs [1]"})).format == "Pascal VOC"
+    assert load(write(tmp_path / "yolo", {"data.yaml": "train: 5\nnames: [cat]"})).format == "YOLO"
 
 
 def test_targets_are_what_torchvision_transforms(tmp_path):

@@ -190,6 +190,7 @@ GOOD = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1], "score": 0.5}
     ("wrong", "match"),
     [
         ({"image_id": 2}, r"predictions\[1\]: image_id=2"),
+        ({"image_id": [1]}, "expected image_id, category_id, bbox and score"),
         ({"category_id": 2}, "category_id=2, expected one of"),
         ({"bbox": [0, 0, 1]}, "four finite numbers"),
         ({"bbox": [0, 0, 1, float("nan")]}, "four finite numbers"),

@@ -5,9 +5,11 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pycocotools import mask as masks
 
+from boxed import write
 from whereformer import InputError
 from whereformer.lab.detect import scene, shapes
 from whereformer.lab.detect.load import load
@@ -142,7 +144,8 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert drawn[:5] == [("train", number) for number in range(5)]
     assert drawn[5:7] == [("train", 4), ("train", 5)]  # parts that were there are not drawn again
     drawn.clear()
-    generate(out, SMALL)
+    write(out, {".parts/train-0000004.json": "[]"})  # as if it ended before the last part was cleared away
+    assert contents(generate(out, SMALL)) == whole
     assert drawn == []
 
 
@@ -153,6 +156,8 @@ def test_a_folder_holds_one_set(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds something else"):
         generate(tmp_path, SMALL)
+    with pytest.raises(InputError, match="is a file: give a folder"):
+        generate(tmp_path / "notes.txt", SMALL)
 
 
 def test_photographs(tmp_path):
@@ -165,8 +170,21 @@ def test_photographs(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"train": 0}, {"size": 31}, {"crowds": 1.5}, {"crowds": -1}, {"seed": -1}, {"most": 0}, {"format": "gif"}],
+    [{"train": 0}, {"size": 31}, {"crowds": 1.5}, {"crowds": -1}, {"seed": -1}, {"most": 0}, {"format": "gif"}]
+    + [{"sides": sides} for sides in ((0.2,), (0.5, 0.2), (0.0, 0.5), (0.1, 1.5), "ab", 0.2)],
 )
 def test_wrong_wishes(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         Shapes(**wrong)
+
+
+def test_sides(tmp_path):
+    """Objects are as large as asked for: turned and stretched, a shape's box is up to 1.25 √2 times its side."""
+    shapes = Shapes(train=12, val=1, size=96, most=1, sides=(0.4, 0.5), crowds=0.0)
+    generate(generate(tmp_path / "set", shapes), shapes)  # what is there is seen to be the same
+    boxes = load(tmp_path / "set").train
+    sides = torch.tensor([min(one.width, one.height) for one in boxes.pictures])
+    longest = boxes.boxes.xywh[:, 2:].max(1).values / sides
+    assert len(longest) == 12
+    assert longest.min() > 0.2
+    assert longest.max() < 0.5 * 1.25 * 2**0.5

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from official import CASES, VIT, lookhere, randomised, renamed, small
+from official import CASES, VIT, lookhere, of_detr, randomised, renamed, small
 from whereformer import Grid, InputError, attention, equip, load_checkpoint, parse
 from whereformer.adapters.files import Entry
 from whereformer.adapters.fit import fitted, in_timms_names, shapes_of
@@ -328,34 +328,6 @@ def detr() -> nn.Module:
     model = DetrForObjectDetection(config).eval()
     randomised(model)
     return model
-
-
-def of_detr(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
-    for name, value in state.items():
-        if ".k_proj." in name or ".v_proj." in name:
-            continue
-        if ".q_proj." in name:
-            value = torch.cat([state[name.replace("q_proj", f"{side}_proj")] for side in "qkv"])
-        found[name] = value
-    return renamed(
-        found,
-        (r"encoder_attn\.", "multihead_attn."),
-        (r"(self_attn|multihead_attn)\.q_proj\.", r"\1.in_proj_"),
-        (r"o_proj", "out_proj"),
-        (r"mlp\.fc", "linear"),
-        (r"self_attn_layer_norm", "norm1"),
-        (r"encoder_attn_layer_norm", "norm2"),
-        (r"(encoder\.layers\.\d)\.final_layer_norm", r"\1.norm2"),
-        (r"(decoder\.layers\.\d)\.final_layer_norm", r"\1.norm3"),
-        (r"decoder\.layernorm", "decoder.norm"),
-        (r"^model\.(encoder|decoder)", r"transformer.\1"),
-        (r"model\.query_position_embeddings", "query_embed"),
-        (r"model\.input_projection", "input_proj"),
-        (r"class_labels_classifier", "class_embed"),
-        (r"bbox_predictor", "bbox_embed"),
-        (r"model\.backbone\.model", "backbone.0.body"),
-    )
 
 
 def test_detr(detr):

@@ -4,6 +4,7 @@ from whereformer.adapters.checkpoint import load_checkpoint
 from whereformer.adapters.convert import convert
 from whereformer.adapters.cpvt import cpvt
 from whereformer.adapters.describe import describe
+from whereformer.adapters.detection import equip_detr
 from whereformer.adapters.equip import equip, unequip
 from whereformer.adapters.host import Attention, Block, Host, Own, Stage
 from whereformer.adapters.inspection import inspect
@@ -21,6 +22,7 @@ __all__ = [
     "cpvt",
     "describe",
     "equip",
+    "equip_detr",
     "from_pretrained",
     "inspect",
     "load_checkpoint",

@@ -29,7 +29,7 @@ class EquippedModel(Equipped, Module):
     own: tuple[str, ...]
     """The names of what the model itself had to say where tokens are, kept or not."""
     recipe: dict[str, Any]
-    """What `equip` was asked for, as JSON: encoding, keep_own, share."""
+    """What `equip` was asked for, as JSON: encoding, keep_own, share; and host, if that has options."""
     before: list[tuple[nn.Module, str, Any]]
     """What `unequip` puts back: module, name, value."""
 

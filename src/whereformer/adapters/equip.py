@@ -81,6 +81,7 @@ def equip(
     before = [(change.module, change.name, look(change.module, change.name)) for change in changes]
     mine = {"encoding": text, "own": own, "before": before}
     mine["recipe"] = {"encoding": written(encoding), "keep_own": keep_own, "share": share}
+    mine["recipe"] |= {"host": dict(host.options)} if host.options else {}
     modules = list(model.modules())
     try:
         for change in changes:

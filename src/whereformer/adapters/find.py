@@ -19,18 +19,19 @@ LIBRARIES = {
 }
 """Which of our modules knows the models of which library; each has `HOSTS`."""
 
-Hosts = dict[type[nn.Module], Callable[[Any], Host]]
+Hosts = dict[type[nn.Module], Callable[..., Host]]
 """From a class of models to the function that describes one."""
 
 GridHosts = dict[type[nn.Module], Callable[[Any, Grid], Host]]
 """The same for those that do not know their grid."""
 
 
-def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
+def host_of(model: nn.Module, grid: Grid | None = None, **options: Any) -> Host:
     """What `equip` has to know of a model.
 
     Args:
         grid: the home grid, for a model that does not know it.
+        options: what else decides, of transformers' models: a `Host.options`.
 
     Raises:
         InputError: it is of no known kind, has nothing that takes encodings, or is wrapped in something that must
@@ -43,10 +44,12 @@ def host_of(model: nn.Module, grid: Grid | None = None) -> Host:
         make = None if library is None else _hosts(library).get(kind)
         if make is None:
             continue
+        if options and library != LIBRARIES["transformers"]:
+            raise InputError(f"equip: {next(iter(options))} given, which a {name} does not have")
         if library != LIBRARIES["torch"]:
             if grid is not None:
                 raise InputError(f"equip: grid={grid}, but {name} knows its own")
-            host = make(model)
+            host = make(model, **options)
             if not host.stages:
                 raise InputError(f"equip: no block of this {name} takes an encoding")
             return host

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -228,6 +228,7 @@ class Host:
         first_behaviour: how that module behaves; None: as a block does.
         check_first: raises if they cannot come first.
         equal: the encoding that says what the model says itself, and goes on from its weights; None: none does.
+        options: what `host_of` was given beside the model, as JSON: kept with the model that is saved.
     """
 
     stages: Sequence[Stage]
@@ -241,3 +242,4 @@ class Host:
     first_behaviour: type[Equipped] | None = None
     check_first: Callable[[Sequence[PositionEncoding]], None] | None = None
     equal: str | Mapping[range, str] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)

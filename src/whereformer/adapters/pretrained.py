@@ -11,6 +11,7 @@ from torch import nn
 
 from whereformer.adapters.behaviours import EquippedModel, aliases
 from whereformer.adapters.equip import equip
+from whereformer.adapters.find import host_of
 from whereformer.adapters.seats import read
 from whereformer.errors import InputError
 
@@ -118,9 +119,10 @@ def _equipping(kind: "type[PreTrainedModel]") -> "type[PreTrainedModel]":
             )
         try:
             asked = {"encoding": read(recipe["encoding"]), **{k: recipe[k] for k in ("keep_own", "share")}}
+            options = dict(recipe.get("host", {}))
         except (KeyError, TypeError, ValueError):
             raise InputError(f"config.json: {KEY}={json.dumps(recipe)[:200]}, which cannot be read") from None
-        equip(self, **asked)
+        equip(self, host=host_of(self, **options), **asked)
         for module, _, _ in self.before:  # transformers would fill again what is gone
             module._is_hf_initialized = True
         self.all_tied_weights_keys.update(aliases(self))

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from whereformer.adapters.host import Attention, Block, Host, Stage
+from whereformer.attention import said
 from whereformer.catalog import Factory, parse, spell
 from whereformer.encoding import PositionEncoding
 from whereformer.errors import InputError
@@ -127,16 +128,16 @@ def _chosen(
 
 def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor, share: bool) -> None:
     """Build one encoding for each place in a stage that asks for it."""
-    made: dict[tuple[int, int, Grid], PositionEncoding] = {}
+    shared: dict[tuple[int, int, Grid], PositionEncoding] = {}
 
     def build(dim: int, heads: int, grid: Grid, seat: Seat) -> PositionEncoding:
-        if share and (dim, heads, grid) in made:
-            return made[dim, heads, grid]
+        if share and (dim, heads, grid) in shared:
+            return shared[dim, heads, grid]
         encoding = _built(factory, like, dim, heads, grid)
         if share and type(encoding).at_block is not PositionEncoding.at_block:
             raise InputError(f"equip: {spell(factory)} is another one in each block, so that none can be shared")
         encoding.at_block(seat.number, len(stage.blocks))
-        made[dim, heads, grid] = encoding
+        shared[dim, heads, grid] = encoding
         return encoding
 
     scout = _scout(factory, like, stage, seats)
@@ -154,6 +155,8 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                 f"equip: {spell(factory)} speaks to tokens before a block, but a"
                 f" {type(seat.block.module).__name__} alone is none; encodings of attention can come"
             )
+        if not moments and alone:
+            continue  # nothing to say, and no block to stand before
         if not attends:
             seat.tokens.append(build(stage.dim, stage.heads, stage.grid, seat))
             continue
@@ -179,7 +182,12 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f" as in a {type(attention.module).__name__}"
                 )
             home = _home(queries, keys)
-            heard.encodings.append(build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat))
+            made = build(attention.dim or stage.dim, attention.heads or stage.heads, home, seat)
+            if isinstance(queries, Points) and not queries.whole:
+                _check_between(
+                    made, queries, keys, like, f"{spell(factory)} in a {type(attention.module).__name__}"
+                )
+            heard.encodings.append(made)
         if "tokens" in moments:
             both = seat.attentions[0].encodings[-1]
             if both.dim != stage.dim:
@@ -188,6 +196,15 @@ def _distribute(factory: Factory, stage: Stage, seats: list[Seat], like: Tensor,
                     f" have {stage.dim} features and this {both.dim}"
                 )
             seat.tokens.append(both)
+
+
+def _check_between(encoding: PositionEncoding, queries: Points, keys: Grid, like: Tensor, what: str) -> None:
+    """Raise if an encoding has nothing to say of queries between the patches of the keys."""
+    q, k = (like.new_zeros(1, encoding.num_heads, grid.tokens, encoding.head_dim) for grid in (queries, keys))
+    try:
+        said(q, k, k, queries, keys, (encoding,), None, 0.0)
+    except InputError as error:
+        raise InputError(f"equip: {what}: {error}") from None
 
 
 def _why(block: Block) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from whereformer import __version__
-from whereformer.cli import compare, convert, cost, doctor, encodings, inspect, models, resize
+from whereformer.cli import compare, convert, cost, detect, doctor, encodings, inspect, models, resize
 from whereformer.errors import InputError
 
 USER_MISTAKE, INTERRUPTED = 2, 130
 
 COMMANDS = {
     "compare": (compare, compare.compare),
+    "detect": (detect, detect.detect),
     "list": (encodings, encodings.list_encodings),
     "models": (models, models.models),
     "inspect": (inspect, inspect.inspect),

@@ -60,11 +60,19 @@ def shortened(lines: Sequence[str], most: int = 8, width: int = 300) -> str:
     return "\n".join([*cut, *more])
 
 
+LAB = ("accelerate", "matplotlib", "rich", "safetensors", "scipy", "sklearn", "timm", "torchvision")
+DETECT = (*LAB, "faster_coco_eval", "transformers", "yaml")
+
+
 def needs_lab() -> None:
-    needs("accelerate", "matplotlib", "rich", "safetensors", "scipy", "sklearn", "timm", "torchvision")
+    needs(*LAB)
 
 
-def needs(*packages: str) -> None:
+def needs_detect() -> None:
+    needs(*DETECT, extra="detect")
+
+
+def needs(*packages: str, extra: str = "lab") -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise InputError(f'{", ".join(missing)} missing: pip install "whereformer[lab]"')
+        raise InputError(f'{", ".join(missing)} missing: pip install "whereformer[{extra}]"')

@@ -1,9 +1,7 @@
 """The figures of a comparison."""
 
-import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +14,14 @@ from whereformer.adapters import load_checkpoint
 from whereformer.encoding import PositionEncoding
 from whereformer.forms import BucketValues
 from whereformer.grid import Grid
-from whereformer.lab import record
+from whereformer.lab.canvas import canvas, colours, deviation, saved
 from whereformer.lab.data import Data, Share
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.pool import Task
 from whereformer.lab.record import Run
 from whereformer.lab.train import build
 
-COLOURS = (
-    "#4c4c4c",
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#d55e00",
-    "#cc79a7",
-    "#56b4e9",
-    "#8c6d31",
-    "#7b4fa3",
-    "#a0a000",
-)
 IMAGES = 16  # test images that a mean bias is taken over
-
-STYLE: dict[Any, Any] = {
-    "figure.dpi": 144,
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
-}
 
 
 def draw(experiment: Experiment, out: Path, data: Data, runs: Mapping[Task, Run]) -> dict[str, Path]:
@@ -76,33 +52,16 @@ def draw(experiment: Experiment, out: Path, data: Data, runs: Mapping[Task, Run]
                 f" Bias on the logits: mean over {IMAGES} test images, heads and pairs of patches."
                 " Value rows: mean norm."
             ] = (run.folder / "figures" / "offset_maps.png", draw_maps(maps))
-    return {caption: _saved(*figure) for caption, figure in figures.items()}
-
-
-def _saved(path: Path, figure: Any) -> Path:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    record.write(path, buffer.getvalue())
-    return path
-
-
-@contextmanager
-def _canvas(*args: Any, **kwargs: Any) -> Iterator[Any]:
-    """A figure that belongs to no window and no global state."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(STYLE):
-        yield Figure(*args, layout="constrained", **kwargs)
+    return {caption: saved(*figure) for caption, figure in figures.items()}
 
 
 def by_epoch(experiment: Experiment, runs: Mapping[Task, Run]) -> Any:
-    with _canvas(figsize=(7.5, 4.2)) as figure:
+    with canvas(figsize=(7.5, 4.2)) as figure:
         axes = figure.subplots()
         epochs = np.arange(1, experiment.epochs + 1)
-        for encoding, colour in zip(experiment.encodings, _colours(len(experiment.encodings)), strict=True):
+        for encoding, colour in zip(experiment.encodings, colours(len(experiment.encodings)), strict=True):
             curves = np.array([[line["accuracy"] for line in runs[encoding, s].log()] for s in experiment.seeds])
-            middle, sd = curves.mean(0), _sd(curves)
+            middle, sd = curves.mean(0), deviation(curves)
             axes.plot(
                 epochs, middle, color=colour, label=encoding, lw=1.6, marker="o" if len(epochs) == 1 else None
             )
@@ -114,16 +73,16 @@ def by_epoch(experiment: Experiment, runs: Mapping[Task, Run]) -> Any:
 
 
 def by_grid(experiment: Experiment, runs: Mapping[Task, Run]) -> Any:
-    with _canvas(figsize=(7.5, 4.2)) as figure:
+    with canvas(figsize=(7.5, 4.2)) as figure:
         axes = figure.subplots()
         sides = [size // experiment.patch_size for size in experiment.sizes]
-        for encoding, colour in zip(experiment.encodings, _colours(len(experiment.encodings)), strict=True):
+        for encoding, colour in zip(experiment.encodings, colours(len(experiment.encodings)), strict=True):
             results = [runs[encoding, seed].result() or {} for seed in experiment.seeds]
             curves = np.array([[r["accuracy_by_size"][str(size)] for size in experiment.sizes] for r in results])
             axes.errorbar(
                 sides,
                 curves.mean(0),
-                _sd(curves),
+                deviation(curves),
                 color=colour,
                 label=encoding,
                 lw=1.6,
@@ -135,15 +94,6 @@ def by_grid(experiment: Experiment, runs: Mapping[Task, Run]) -> Any:
         axes.set(xlabel="patches along each side of the image", ylabel="test accuracy (%)", xticks=sides)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
         return figure
-
-
-def _colours(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
-
-
-def _sd(curves: np.ndarray) -> np.ndarray:
-    """Over the first axis; zero for a single curve."""
-    return curves.std(0, ddof=1) if len(curves) > 1 else np.zeros(curves.shape[1:])
 
 
 def trained(experiment: Experiment, encoding: str, data: Data, run: Run) -> nn.Module:
@@ -173,7 +123,7 @@ def position_similarities(model: Any) -> Tensor | None:
 def draw_similarities(similarities: Tensor) -> Any:
     height, width = similarities.shape[:2]
     side = min(1.1, 8 / max(height, width))
-    with _canvas(figsize=(side * width + 1.2, side * height + 0.6)) as figure:
+    with canvas(figsize=(side * width + 1.2, side * height + 0.6)) as figure:
         panels = figure.subplots(height, width, squeeze=False, sharex=True, sharey=True)
         image = None
         for y in range(height):
@@ -260,7 +210,7 @@ def by_offset(dense: Tensor, grid: Grid) -> Tensor:
 
 def draw_maps(maps: Mapping[str, Sequence[Tensor]]) -> Any:
     layers = max(len(row) for row in maps.values())
-    with _canvas(figsize=(1.6 * layers + 1.4, 1.9 * len(maps) + 0.4)) as figure:
+    with canvas(figsize=(1.6 * layers + 1.4, 1.9 * len(maps) + 0.4)) as figure:
         panels = figure.subplots(len(maps), layers, squeeze=False)
         for axes_row, (title, row) in zip(panels, maps.items(), strict=True):
             top = max(float(values.abs().max()) for values in row) or 1.0

@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.errors import InputError
-from whereformer.lab.experiment import Experiment
 from whereformer.lab.record import Run, run_folder
+from whereformer.lab.study import Study
 
 Task = tuple[str, int]  # encoding, seed
+OnEpoch = Callable[[float], None]  # told how many epochs are done, with a part of the one at work
+Do = Callable[[str, int, Run, OnEpoch], dict[str, Any]]
+"""From the encoding, the seed, the run's folder and who hears how many epochs are done, to the result."""
+Ready = Callable[[Any, Path], Do]
+"""From the study and its folder to what does one run of it: loads the data, once for all runs of a process."""
 
 
 def run_in_pool(
-    experiment: Experiment,
+    study: Study,
     out: Path,
     tasks: Sequence[Task],
     workers: int,
-    on_epoch: Callable[[Task, int], None],
+    ready: Ready,
+    on_epoch: Callable[[Task, float], None],
     on_result: Callable[[Task, dict[str, Any]], None],
 ) -> None:
     """Runs all tasks, `workers` at a time. The first error ends all workers: what they had written is whole."""
@@ -33,7 +39,7 @@ def run_in_pool(
     try:
         for _ in range(min(workers, len(tasks))):
             here, there = context.Pipe()
-            process = context.Process(target=_work, args=(experiment, out, there))
+            process = context.Process(target=_work, args=(study, out, ready, there))
             process.start()
             there.close()
             processes[here] = process
@@ -44,7 +50,7 @@ def run_in_pool(
                 assert isinstance(pipe, Connection)
                 task = busy[pipe]
                 message = _receive(pipe, processes[pipe], task)
-                if isinstance(message, int):
+                if isinstance(message, int | float):
                     on_epoch(task, message)
                     continue
                 on_result(task, message)
@@ -63,7 +69,7 @@ def run_in_pool(
             process.join()
 
 
-def _receive(pipe: Connection, process: Any, task: Task) -> int | dict[str, Any]:
+def _receive(pipe: Connection, process: Any, task: Task) -> float | dict[str, Any]:
     try:
         message = pipe.recv()
     except EOFError:
@@ -75,22 +81,18 @@ def _receive(pipe: Connection, process: Any, task: Task) -> int | dict[str, Any]
     return message
 
 
-def _work(experiment: Experiment, out: Path, pipe: Connection) -> None:
+def _work(study: Study, out: Path, ready: Ready, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     threading.Thread(target=_follow_parent, daemon=True).start()
 
     import torch
 
-    from whereformer.lab.data import load
-    from whereformer.lab.train import accelerator_for, train
-
     torch.set_num_threads(1)
     try:
-        data, accelerator = load(experiment), accelerator_for(experiment)
+        do = ready(study, out)
         while (task := pipe.recv()) is not None:
             encoding, seed = task
-            run = Run(run_folder(out, encoding, seed))
-            pipe.send(train(experiment, encoding, seed, data, run, accelerator, on_epoch=pipe.send))
+            pipe.send(do(encoding, seed, Run(run_folder(out, encoding, seed)), pipe.send))
     except (InputError, OSError) as error:
         pipe.send(error)
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from whereformer.adapters.writing import replaced
 from whereformer.errors import InputError
-from whereformer.lab.experiment import Experiment
+from whereformer.lab.study import Study
 
-State = dict[str, Any]  # what resume.pt holds: {"epoch", "model", "optimizer", "scaler", "best", "log"}
+State = dict[str, Any]  # what resume.pt holds: {"epoch", "model", "optimizer", "scaler", "best", "log", ...}
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -62,8 +62,8 @@ class Run:
         if not path.exists():
             return None
         result = read_json(path)
-        if not isinstance(result, dict) or not isinstance(result.get("accuracy"), float):
-            raise damaged(path, "no accuracy in it")
+        if not isinstance(result, dict) or not isinstance(result.get("seconds"), float):
+            raise damaged(path, "no result in it")
         return result
 
     def load(self) -> State | None:
@@ -77,7 +77,7 @@ class Run:
         except Exception as error:  # of many kinds
             raise damaged(path, f"{type(error).__name__}: {error}") from None
 
-    def start(self, experiment: Experiment) -> None:
+    def start(self, experiment: Study) -> None:
         if self.writes:
             for draft in self.folder.glob(".*.draft"):  # of a process that was killed
                 draft.unlink()
@@ -134,8 +134,8 @@ def slug(text: str) -> str:
 
 
 @contextmanager
-def claimed(out: Path, experiment: Experiment) -> Iterator[None]:
-    """Holds the folder of a comparison for this process alone; refuses one that holds another experiment."""
+def claimed(out: Path, experiment: Study) -> Iterator[None]:
+    """Holds the folder of a study for this process alone; refuses one that holds another experiment."""
     out.mkdir(parents=True, exist_ok=True)
     with open(out / ".lock", "wb") as lock:
         try:
@@ -146,10 +146,10 @@ def claimed(out: Path, experiment: Experiment) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"out={str(out)!r}: another comparison is at work there") from None
+                raise InputError(f"out={str(out)!r}: another process is at work there") from None
         path = out / "experiment.json"
         if path.exists():
-            _check_same(out, Experiment.from_file(path).recipe(), experiment.recipe())
+            _check_same(out, type(experiment).from_file(path).recipe(), experiment.recipe())
         write(path, experiment.to_json())
         yield
 

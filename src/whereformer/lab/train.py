@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -18,9 +18,11 @@ from whereformer.adapters import equip
 from whereformer.adapters.checkpoint import metadata
 from whereformer.errors import InputError
 from whereformer.lab import models
-from whereformer.lab.data import Data, Share, seed_of
+from whereformer.lab.data import Data, Share, load, seed_of
 from whereformer.lab.experiment import Experiment
+from whereformer.lab.pool import Do, OnEpoch
 from whereformer.lab.record import Run, State
+from whereformer.lab.runs import accelerator_for
 
 CHECKPOINT_EVERY = 5.0  # seconds
 
@@ -54,6 +56,20 @@ def optimizer_of(experiment: Experiment, model: nn.Module) -> torch.optim.Optimi
         raise InputError(f"optimizer={experiment.optimizer!r} cannot be built: {error}") from error
 
 
+def ready(experiment: Experiment, out: Path) -> Do:
+    """Loads the data, once for all runs of a process."""
+    return doing(experiment, load(experiment), accelerator_for(experiment.precision))
+
+
+def doing(experiment: Experiment, data: Data, accelerator: Accelerator) -> Do:
+    """What does one run of an experiment."""
+
+    def do(encoding: str, seed: int, run: Run, on_epoch: OnEpoch) -> dict[str, Any]:
+        return train(experiment, encoding, seed, data, run, accelerator, on_epoch)
+
+    return do
+
+
 def train(
     experiment: Experiment,
     encoding: str,
@@ -61,7 +77,7 @@ def train(
     data: Data,
     run: Run,
     accelerator: Accelerator,
-    on_epoch: Callable[[int], None] = lambda epochs: None,
+    on_epoch: OnEpoch = lambda epochs: None,
     checkpoint_every: float = CHECKPOINT_EVERY,
 ) -> dict[str, Any]:
     """Trains, or goes on where the run's folder says that it stopped; `on_epoch` hears how many epochs are done.
@@ -108,7 +124,7 @@ def train(
             }
         )
         if accuracy > max((line["accuracy"] for line in log[:-1]), default=-1):
-            best = _weights(plain)
+            best = weights_of(plain)
         on_epoch(epoch + 1)
         if epoch + 1 == experiment.epochs or monotonic() - saved_at > checkpoint_every:
             run.save(_state(epoch + 1, plain, optimizer, accelerator, best, log))
@@ -122,7 +138,7 @@ def train(
         "accuracy_by_size": {str(size): accuracy_of(plain, data, size, accelerator) for size in experiment.sizes},
         "seconds": sum(line["seconds"] for line in log),
     }
-    run.finish(result, log, {"last": _weights(plain), "best": best or {}}, metadata(plain))
+    run.finish(result, log, {"last": weights_of(plain), "best": best or {}}, metadata(plain))
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     return result
@@ -138,13 +154,6 @@ def accuracy_of(model: nn.Module, data: Data, size: int, accelerator: Accelerato
         counts += torch.stack([(predicted == labels.to(accelerator.device)).sum(), counts.new_tensor(len(labels))])
     right, seen = accelerator.reduce(counts, "sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
     return 100 * right / seen
-
-
-def accelerator_for(experiment: Experiment) -> Accelerator:
-    try:
-        return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=experiment.precision)
-    except ValueError as error:
-        raise InputError(f"precision={experiment.precision!r} is not accepted here: {error}") from error
 
 
 def seed_all(*numbers: int) -> None:
@@ -175,7 +184,7 @@ def _schedule(experiment: Experiment, optimizer: torch.optim.Optimizer, steps: i
     return schedule
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
 
 

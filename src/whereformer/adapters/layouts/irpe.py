@@ -91,6 +91,8 @@ DETR = Layout(
             "transformer.encoder.layers.{n}.self_attn.rpe_{rest}", "model.encoder.layers.{n}.self_attn.rpe_{rest}"
         ),
         *(Rule(theirs + kind, ours + kind) for theirs, ours in _NAMES.items() for kind in ("weight", "bias")),
+        Rule("backbone.1.row_embed.weight", "model.position_embedding.row_embeddings.weight"),
+        Rule("backbone.1.col_embed.weight", "model.position_embedding.column_embeddings.weight"),
         Rule("backbone.0.body.{rest}", "model.backbone.model.{rest}"),
         Drop("backbone.0.body.fc.{rest}", "the classifier of the backbone"),
     ),

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from importlib import import_module
+from inspect import signature
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -30,11 +32,15 @@ FILES = {
 """Which of our files knows the models of which of transformers' folders; each has `TOWERS`, class -> function."""
 
 
-def tower_inside(model: PreTrainedModel) -> Host:
+def tower_inside(model: PreTrainedModel, **options: Any) -> Host:
     """The host of the vision model in a model: of itself, or of its backbone.
 
+    Args:
+        options: for the function that describes it, such as `queries` for DETR's.
+
     Raises:
-        InputError: there is none that is known, or there are several; or hooks of accelerate hold its modules.
+        InputError: there is none that is known, or there are several, or it has no such options; or hooks of
+            accelerate hold its modules.
     """
     towers: dict[str, nn.Module] = {}
     for name, tower in model.named_modules():
@@ -56,7 +62,10 @@ def tower_inside(model: PreTrainedModel) -> Host:
             " before, save, and load with whereformer.adapters.from_pretrained(..., device_map=...)"
         )
     (tower,) = towers.values()
-    return replace(_known(tower)[type(tower)](tower), behaviour=EquippedPreTrained)
+    make = _known(tower)[type(tower)]
+    if unknown := [name for name in options if name not in signature(make).parameters]:
+        raise InputError(f"equip: {unknown[0]} given, which a {type(tower).__name__} does not have")
+    return replace(make(tower, **options), behaviour=EquippedPreTrained)
 
 
 def _known(module: nn.Module) -> Hosts:

@@ -1,7 +1,6 @@
-"""The encoders of DETR and Conditional DETR."""
+"""DETR and Conditional DETR: the encoder, and the decoder if object queries lie on a lattice."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,24 +13,34 @@ from whereformer.adapters.find import Hosts
 from whereformer.adapters.host import Block, Host, Own, Place, Stage
 from whereformer.adapters.starts import from_tables
 from whereformer.adapters.swap import Equipped
-from whereformer.adapters.transformers.dispatch import EquippedLayer, dispatched
+from whereformer.adapters.transformers.dispatch import CheckpointedLayer, EquippedLayer, dispatched
+from whereformer.adapters.transformers.lattice import decoder_stages, lattice, pair_as_grid
+from whereformer.adapters.transformers.padding import Corners, on_images
 from whereformer.attention import encode
 from whereformer.catalog import FAMILIES
 from whereformer.encoding import PositionEncoding
 from whereformer.encodings import DETRLearned
 from whereformer.errors import InputError
 from whereformer.grid import Grid
-from whereformer.images import Padded
 
 HOME = (800, 1333)
 """The size of the images that it was published for, in pixels: its config names none."""
 
 
-def detr(model: DetrModel | ConditionalDetrModel) -> Host:
+def detr(
+    model: DetrModel | ConditionalDetrModel,
+    queries: Sequence[int] | Grid | None = None,
+    home: Sequence[int] | Grid | None = None,
+) -> Host:
     """Encodings that add to tokens add, as DETR's own do, to queries and keys of every layer, not to tokens.
 
     Object queries lie on no grid, so that no encoding comes to the decoder; what is added to the keys of its
     cross-attention is what is added in the encoder.
+
+    Args:
+        queries: (rows, columns) of a lattice over the image on which they lie after all. Blocks are then also the
+            self-attentions of the decoder, behind the encoder's layers, and its cross-attentions behind these.
+        home: (rows, columns) of the feature map that encodings are made for; None: that of DETR's largest images.
     """
     config, positions = model.config, cast(Any, model.position_embedding)
     dim, heads = config.d_model, config.encoder_attention_heads
@@ -51,50 +60,25 @@ def detr(model: DetrModel | ConditionalDetrModel) -> Host:
         )
         for number, layer in enumerate(cast(Iterable[Any], model.encoder.layers))
     ]
-    grid = Grid(*(-(-side // stride) for side in HOME))
+    grid = pair_as_grid("home", home) if home is not None else Grid(*(-(-side // stride) for side in HOME))
+    options = {} if home is None else {"home": list(grid.size)}
+    stages, layers = [Stage(dim, heads, grid, blocks)], list(cast(Iterable[Any], model.decoder.layers))
+    more: dict[str, Any] = {}
+    if queries is not None:
+        cells = lattice(queries, config.num_queries)
+        stages += decoder_stages(layers, dim, config.decoder_attention_heads, cells, grid)
+        options["queries"] = list(cells.size)
+        more = {"swaps": [(layer, CheckpointedLayer) for layer in layers]}
     return Host(
-        [Stage(dim, heads, grid, blocks)],
+        stages,
         own,
         first=positions,
         first_behaviour=EquippedPositions,
         check_first=_additive,
         equal="detr_sine" if start is None else "detr_learned",
+        options=options,
+        **more,
     )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Corners(Grid):
-    """The grid of a batch of images of different sizes, each in the top left corner.
-
-    Args:
-        mask: [batch, height, width], True where the image is.
-    """
-
-    mask: Tensor = field(kw_only=True)
-
-    def images(self) -> Grid | Padded:
-        """The grid of each image, or of all if they fill it: found by reading the mask."""
-        sizes = torch.stack([self.mask[:, :, 0].sum(1), self.mask[:, 0].sum(1)], 1)
-        y, x = (torch.arange(n, device=self.mask.device) for n in self.size)
-        corners = (y[:, None] < sizes[:, :1, None]) & (x < sizes[:, 1:, None])
-        if not torch.equal(self.mask, corners):
-            raise InputError("pixel_mask: an image that is not in the top left corner, expected padding behind it")
-        if corners.all():
-            return self.whole
-        return Padded(tuple(Grid(h, w) for h, w in sizes.tolist()), self.whole)
-
-    @property
-    def whole(self) -> Grid:
-        """The grid with its padding."""
-        return Grid(self.height, self.width)
-
-
-def on_images(attention: nn.Module, grid: Grid) -> tuple[Grid, Grid]:
-    """The padded grid, and the mask does the rest; each image's for encodings that go by the size of an image."""
-    if isinstance(grid, Corners):
-        by_size = any(encoding.by_size for encoding in held(attention))
-        grid = cast(Grid, grid.images()) if by_size else grid.whole
-    return grid, grid
 
 
 class EquippedPositions(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):

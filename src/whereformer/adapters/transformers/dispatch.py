@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from transformers import AttentionInterface
 
 from whereformer.adapters.behaviours import EquippedAttention, EquippedBlock, attend, held
 from whereformer.adapters.host import Attention, Own, Place
+from whereformer.adapters.swap import Equipped
 from whereformer.attention import attention_weights
 from whereformer.errors import InputError
 from whereformer.grid import Grid
@@ -80,8 +81,10 @@ class EquippedDispatch(EquippedAttention):
         return super(EquippedAttention, self).forward(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class EquippedLayer(EquippedBlock):
+class CheckpointedLayer(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
     """Computed again, by transformers' checkpointing, on the grid that it was computed on."""
+
+    place: Place
 
     @staticmethod
     def named(original: type[nn.Module]) -> str:
@@ -95,6 +98,10 @@ class EquippedLayer(EquippedBlock):
     @_gradient_checkpointing_func.setter
     def _gradient_checkpointing_func(self, checkpoint: Callable[..., Any]) -> None:
         self.__dict__["_gradient_checkpointing_func"] = checkpoint
+
+
+class EquippedLayer(CheckpointedLayer, EquippedBlock):
+    """The same, with encodings of tokens before it."""
 
 
 def _on_this_grid(checkpoint: Callable[..., Any], place: Place, compute: Callable[..., Any], *args: Any) -> Any:

@@ -66,7 +66,7 @@ def raw(text: str, name: str, images: Tree) -> Raw:
     """
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{name!r} is not JSON: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(found.get(part), list) for part in PARTS):
         keys = sorted(found) if isinstance(found, dict) else type(found).__name__

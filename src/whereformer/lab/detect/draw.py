@@ -8,12 +8,14 @@ from typing import Any
 
 from whereformer.errors import check_count
 from whereformer.lab import record
+from whereformer.lab.canvas import COLOURS
 from whereformer.lab.detect.boxes import Annotations
 from whereformer.lab.detect.evaluate import Prediction
-from whereformer.lab.plots import COLOURS
 
 LEAST = 0.5  # score of a prediction that is shown
 INCHES = 2.6  # width of an image on the sheet
+ALONE = 1000  # pixels of the longer side of an image that is drawn alone
+DPI = 144
 
 
 @dataclass(frozen=True)
@@ -75,22 +77,44 @@ def sheet(shown: Sequence[Panel], columns: int = 4) -> Any:
     check_count("panels", len(shown))
     columns = min(columns, len(shown))
     rows = -(-len(shown) // columns)
-    names = sorted({mark.name for panel in shown for mark in panel.marks})
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    figure = Figure(figsize=(INCHES * columns, (INCHES + 0.2) * rows), dpi=144, layout="constrained")
+    colours = palette(sorted({mark.name for panel in shown for mark in panel.marks}))
+    figure = Figure(figsize=(INCHES * columns, (INCHES + 0.2) * rows), dpi=DPI, layout="constrained")
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, shown, strict=False):
-        axes.imshow(panel.image)
         axes.set_title(panel.title, fontsize=7)
-        limits = axes.get_xlim(), axes.get_ylim()
-        for mark in panel.marks:
-            _outline(axes, mark, colours)
-        axes.set(xlim=limits[0], ylim=limits[1])
+        _show(axes, panel, colours)
     for axes in figure.axes:
         axes.set_axis_off()
     return figure
 
 
-def _outline(axes: Any, mark: Mark, colours: Mapping[str, str]) -> None:
+def alone(panel: Panel, colours: Mapping[str, str]) -> Any:
+    """A figure of one image and its boxes, without a border; a colour for each name of a category."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    height, width = np.asarray(panel.image).shape[:2]
+    scale = ALONE / max(height, width) / DPI
+    figure = Figure(figsize=(width * scale, height * scale), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1))
+    _show(axes, panel, colours, points=9)
+    axes.set_axis_off()
+    return figure
+
+
+def palette(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name; there are ten."""
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
+def _show(axes: Any, panel: Panel, colours: Mapping[str, str], points: float = 5.5) -> None:
+    axes.imshow(panel.image)
+    limits = axes.get_xlim(), axes.get_ylim()
+    for mark in panel.marks:
+        _outline(axes, mark, colours, points)
+    axes.set(xlim=limits[0], ylim=limits[1])
+
+
+def _outline(axes: Any, mark: Mark, colours: Mapping[str, str], points: float) -> None:
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
@@ -106,7 +130,7 @@ def _outline(axes: Any, mark: Mark, colours: Mapping[str, str]) -> None:
         text = f"{mark.name} {100 * mark.score:.0f}"
         place = max(corner[0], -0.5), max(corner[1], -0.5)
         beside = "bottom" if corner[1] > 0.06 * axes.get_ylim()[0] else "top"  # above the box, if there is room
-        axes.text(*place, text, color=colour, fontsize=5.5, va=beside, clip_on=True, path_effects=effects)
+        axes.text(*place, text, color=colour, fontsize=points, va=beside, clip_on=True, path_effects=effects)
 
 
 def write(path: Path, figure: Any) -> Path:

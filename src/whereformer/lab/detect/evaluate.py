@@ -162,13 +162,14 @@ def _checked(truth: Annotations, predictions: Sequence[Prediction]) -> list[dict
         try:
             image, category, box, score = (one[key] for key in ("image_id", "category_id", "bbox", "score"))
             numbers = [float(number) for number in (*box, score)]
+            known = image in images, category in categories
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 f"predictions[{place}]={one!r}, expected image_id, category_id, bbox and score"
             ) from None
-        if image not in images:
+        if not known[0]:
             raise InputError(f"predictions[{place}]: image_id={image!r} is none of the {len(images)} images")
-        if category not in categories:
+        if not known[1]:
             raise InputError(
                 f"predictions[{place}]: category_id={category!r}, expected one of {sorted(categories)}"
             )

@@ -9,7 +9,8 @@ from whereformer.errors import InputError, check_one_of
 from whereformer.lab.data import HELD_OUT, shuffled
 from whereformer.lab.detect import coco, voc, yolo
 from whereformer.lab.detect.boxes import Annotations
-from whereformer.lab.detect.checks import FORMS, Broken, Raw, Report, examine
+from whereformer.lab.detect.checks import FORMS, Broken, Raw, examine
+from whereformer.lab.detect.findings import Report
 from whereformer.lab.detect.tree import Progress, Tree
 
 FORMATS: dict[str, Any] = {"COCO": coco, "YOLO": yolo, "Pascal VOC": voc}

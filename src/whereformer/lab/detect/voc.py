@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from whereformer.lab.detect.checks import Finding, Raw
+from whereformer.lab.detect.checks import Raw
 from whereformer.lab.detect.coco import split_of
+from whereformer.lab.detect.findings import Finding
 from whereformer.lab.detect.tree import SUFFIXES, Tree
 
 LOOKED_FOR = "Annotations/*.xml with JPEGImages/ and ImageSets/Main/<set>.txt, or <set>/*.xml"
@@ -35,17 +36,10 @@ def read(tree: Tree, sets: dict[str, list[str]]) -> dict[str, Raw]:
     taken to count from 0 everywhere, and the far corner not to belong to the box, as most tools write it.
     """
     documents = {name: _parsed(tree, name) for names in sets.values() for name in names}
-    objects = [
-        thing
-        for document in documents.values()
-        if not isinstance(document, str)
-        for thing in document.findall("object")
-    ]
-    first = (
-        0
-        if any(_text(thing, f"bndbox/{side}") in ("0", "0.0") for thing in objects for side in ("xmin", "ymin"))
-        else 1
-    )
+    whole = (document for document in documents.values() if not isinstance(document, str))
+    objects = [thing for document in whole for thing in document.findall("object")]
+    corners = (_text(thing, f"bndbox/{side}") for thing in objects for side in ("xmin", "ymin"))
+    first = 0 if any(corner in ("0", "0.0") for corner in corners) else 1
     names = sorted({_text(thing, "name") for thing in objects} - {""})
     categories = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
     numbers = {one["name"]: one["id"] for one in categories}
@@ -153,6 +147,7 @@ def _text(element: Any, path: str) -> str:
 
 def _whole(text: str) -> int | str | None:
     """A number of pixels; None where none is said."""
-    if not text:
-        return None
-    return int(text) if text.isdigit() else text
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return text

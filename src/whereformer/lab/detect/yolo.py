@@ -3,11 +3,14 @@
 from typing import Any
 
 from whereformer.errors import InputError
-from whereformer.lab.detect.checks import Finding, Raw
+from whereformer.lab.detect.checks import Raw
 from whereformer.lab.detect.coco import split_of
+from whereformer.lab.detect.findings import Finding
 from whereformer.lab.detect.tree import SUFFIXES, Header, Tree
 
 LOOKED_FOR = "data.yaml with images/<set>/ and labels/<set>/, or <set>/images/ and <set>/labels/"
+
+DIGITS = 5  # of the number of a class that nothing names, at most
 
 
 def found(tree: Tree) -> dict[str, list[str]]:
@@ -15,6 +18,8 @@ def found(tree: Tree) -> dict[str, list[str]]:
     the folders' names."""
     images = [name for name in tree.names if name.lower().endswith(SUFFIXES)]
     labelled = {_folder(name) for name in images if _label(name) in tree.names}
+    if not labelled:
+        return {}  # YAML files may be of anything
     said = _said_sets(_yaml(tree), labelled)
     sets: dict[str, list[str]] = {}
     for name in images:
@@ -130,9 +135,10 @@ def _yaml(tree: Tree) -> dict[str, Any]:
 
     for name in sorted(tree.names, key=lambda name: (name.count("/"), name)):
         if name.endswith((".yaml", ".yml")) and name.count("/") <= 1:
+            text = tree.text(name)
             try:
-                content = yaml.safe_load(tree.text(name))
-            except yaml.YAMLError as error:
+                content = yaml.safe_load(text)
+            except (yaml.YAMLError, ValueError) as error:  # of dates too
                 raise InputError(
                     f"{str(tree.root / name)!r} is not YAML: {' '.join(str(error).split())}"
                 ) from None
@@ -160,7 +166,7 @@ def _said_sets(content: dict[str, Any], folders: set[str]) -> dict[str, str]:
     said: dict[str, str] = {}
     for key, split in (("train", "train"), ("val", "validation"), ("test", "test")):
         paths = content.get(key) or ()
-        for path in [paths] if isinstance(paths, str) else paths:
+        for path in paths if isinstance(paths, list) else [paths]:
             end = "/".join(part for part in str(path).replace("\\", "/").split("/") if part not in ("", ".", ".."))
             for folder in folders:
                 if f"/{folder}/".endswith(f"/{end}/") or f"/{folder}/".startswith(f"/{end}/"):
@@ -169,7 +175,8 @@ def _said_sets(content: dict[str, Any], folders: set[str]) -> dict[str, str]:
 
 
 def _numbers(lines: dict[str, Any]) -> dict[int, str]:
-    """Classes that nothing names, called by their numbers: all up to the highest that some line begins with."""
+    """Classes that nothing names, called by their numbers: all up to the highest that some line begins with, but
+    for those that can only be mistakes."""
     words = (line.split()[0] for found in lines.values() if not isinstance(found, str) for _, line in found)
-    highest = max((int(word) for word in words if word.isdigit()), default=-1)
+    highest = max((int(word) for word in words if word.isdecimal() and len(word) <= DIGITS), default=-1)
     return {number: str(number) for number in range(highest + 1)}

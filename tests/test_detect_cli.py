@@ -1,0 +1,155 @@
+"""`whereformer detect`: numbers, files, exit codes, and one line for a mistake."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import boxed
+from detectors import data, official, published, sure_of
+from official import randomised
+from test_cli import call
+from whereformer import equip
+from whereformer.lab.detect.augment import Augmentation
+from whereformer.lab.detect.boxes import Annotations, Category
+from whereformer.lab.detect.evaluate import evaluate
+from whereformer.lab.detect.load import load
+from whereformer.lab.detect.predict import predictions
+
+COCO = {1: "person", 18: "dog"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three annotated images, and an official file with cross tables that says nothing of itself."""
+    root = tmp_path_factory.mktemp("detect")
+    data(root / "coco", COCO)
+    torch.manual_seed(0)
+    model = equip(sure_of(published(91), 18), "irpe(method='cross', ratio=20)", keep_own=True)
+    randomised(model.model.encoder.layers[0].self_attn.encodings[0])
+    torch.save({"model": official(model)}, root / "cross.pth")
+    return root
+
+
+def expected(coco: Path) -> tuple[Annotations, list[dict[str, Any]]]:
+    """What the model that the file came from finds, without the command and without our reader of files."""
+    truth = load(coco).validation
+    torch.manual_seed(0)
+    model = equip(sure_of(published(91), 18), "irpe(method='cross', ratio=20)", keep_own=True)
+    randomised(model.model.encoder.layers[0].self_attn.encodings[0])
+    rows = []
+    for row in predictions(model, _numbered(truth), Augmentation(shorter=(64,), longest=107), batch_size=2):
+        rows.append({**row, "category_id": row["category_id"] - 1000})
+    return truth, [row for row in rows if row["category_id"] in COCO]
+
+
+def size_of(file: Path) -> tuple[int, int]:
+    with Image.open(file) as image:
+        return image.size
+
+
+def _numbered(truth: Annotations) -> Annotations:
+    return replace(truth, categories=tuple(Category(1000 + n, str(n)) for n in range(91)))
+
+
+def test_eval_gives_what_the_model_gave(capsys, folder, tmp_path):
+    truth, rows = expected(folder / "coco")
+    out = tmp_path / "out"
+    asked = [str(folder / "cross.pth"), "--data", str(folder / "coco"), "--size", "64", "--batch-size", "2"]
+    asked += ["--enc_rpe2d", "rpe-20-cross-ctx-1-k", "--out", str(out)]
+    code, said, err = call(capsys, "detect", "eval", *asked, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(said)
+    assert json.loads((out / "predictions.json").read_text()) == rows
+    assert found["metrics"] == json.loads(json.dumps(evaluate(truth, rows).to_dict()))
+    assert found["metrics"] == json.loads((out / "metrics.json").read_text())["metrics"]
+    assert found["detector"]["encoding"] == "detr_sine + rpe-20-cross-ctx-1-k (as asked)"
+    assert size_of(out / "sheet.png")[0] > 300
+    code, said, _ = call(capsys, "detect", "eval", *asked)  # the folder holds such results already
+    assert code == 0
+    header = next(line for line in said.splitlines() if "AP50" in line)
+    assert header.split() == ["AP", "AP50", "AP75", "APS", "APM", "APL", "AR1", "AR10", "AR100"]
+    for word in ("3 images", "person", "dog", "instances_val.json: 3 images, 3 boxes", str(out)):
+        assert word in said
+
+
+def test_predict_writes_boxes_numbers_and_drawings(capsys, folder, tmp_path):
+    """Images that nobody numbered; one of them is none."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    for name, size in (("b.png", (90, 45)), ("more/a.png", (40, 80))):
+        boxed.picture(photos / name, *size)
+    (photos / "broken.jpg").write_bytes(b"no image")
+    asked = [str(folder / "cross.pth"), str(photos), "--size", "64", "--threshold", "0.9"]
+    asked += ["--enc_rpe2d", "rpe-20-cross-ctx-1-k", "--out", str(out)]
+    code, said, err = call(capsys, "detect", "predict", *asked)
+    assert (code, err) == (0, "")
+    assert "not looked at: broken.jpg" in said
+    rows, numbers = (json.loads((out / name).read_text()) for name in ("predictions.json", "images.json"))
+    assert [(one["id"], one["file_name"]) for one in numbers["images"]] == [(1, "b.png"), (2, "more/a.png")]
+    assert {one["id"]: one["name"] for one in numbers["categories"]}[18] == "dog"
+    assert len(numbers["categories"]) == 80
+    assert len(rows) == 8
+    assert all(row["category_id"] == 18 and row["score"] >= 0.9 for row in rows)
+    assert size_of(out / "drawn" / "000001-b.png") == (1000, 500)
+    assert size_of(out / "drawn" / "000002-a.png") == (500, 1000)
+    surest = max(row["score"] for row in rows)
+    one = [*asked, "--json", "--no-drawings", "--out", str(tmp_path / "other")]
+    one[1], one[5] = str(photos / "b.png"), str(surest + 1e-6)
+    code, said, _ = call(capsys, "detect", "predict", *one)
+    assert code == 0
+    assert json.loads(said)["images"] == [{"id": 1, "file": "b.png", "found": {}, "drawing": None}]
+    assert not (tmp_path / "other" / "drawn").exists()
+
+
+MISTAKES = {
+    "no action": [],
+    "unknown action": ["trian"],
+    "eval of nothing": ["eval", "--data", "{coco}"],
+    "eval on nothing": ["eval", "{file}"],
+    "no such detector": ["eval", "nowhere.pth", "--data", "{coco}"],
+    "no detector in it": ["eval", "{coco}/annotations/instances_val.json", "--data", "{coco}"],
+    "no such data": ["eval", "{file}", "--data", "nowhere"],
+    "a folder of something else": ["eval", "{coco}/val", "--data", "{coco}"],
+    "other tables": ["eval", "{file}", "--data", "{coco}", "--enc_rpe2d", "rpe-2.0-product-ctx-1-k"],
+    "unknown encoding": ["eval", "{file}", "--data", "{coco}", "--encoding", "ipre"],
+    "two encodings": ["eval", "{file}", "--data", "{coco}", "--encoding", "irpe", "--enc_rpe2d", "rpe-2"],
+    "part": ["eval", "{file}", "--data", "{coco}", "--part", "ema"],
+    "size": ["eval", "{file}", "--data", "{coco}", "--size", "0"],
+    "no images": ["predict", "{file}"],
+    "image that is not there": ["predict", "{file}", "nowhere.png"],
+    "folder without images": ["predict", "{file}", "{coco}/annotations"],
+    "threshold": ["predict", "{file}", "{coco}/val", "--threshold", "2"],
+    "folder of something else": ["predict", "{file}", "{coco}/val", "--out", "{coco}"],
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_costs_one_line_and_exit_code_2(capsys, folder, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    places = {"file": folder / "cross.pth", "coco": folder / "coco"}
+    code, out, err = call(capsys, "detect", *(argument.format(**places) for argument in arguments))
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("whereformer: error: ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("action", ["eval", "predict"])
+def test_help_shows_examples(capsys, action):
+    code, out, _ = call(capsys, "detect", action, "--help")
+    assert code == 0
+    assert f"whereformer detect {action}" in out.partition("examples:")[2]
+    assert action in call(capsys, "detect", "--help")[1]
+
+
+def test_without_the_extra_it_names_it(capsys, monkeypatch):
+    for name in ("faster_coco_eval", "yaml", "transformers"):
+        monkeypatch.setattr("whereformer.cli.show.find_spec", lambda asked, name=name: asked != name or None)
+        code, _, err = call(capsys, "detect", "predict", "x.pth", "y.png")
+        assert code == 2
+        assert f'{name} missing: pip install "whereformer[detect]"' in err
