@@ -262,8 +262,7 @@ class Backward {
   // dP
   void grad_weights(const Head<T> &head, int64_t m, int64_t count, const Block &block, float *ds) {
     const float *g = g_ + m * value_features_;
-    if (!p_.values)
-      return value_panels_.template multiply<SET>(g, value_features_, ds, row_);
+    if (!p_.values) return value_panels_.template multiply<SET>(g, value_features_, ds, row_);
     value_view_.look(find_, logits_.place, count, block);
     value_panels_.read_tables(g, value_features_);
     for (int64_t f = 0; f < p_.values.count; f++) {
@@ -277,8 +276,7 @@ class Backward {
       if (logits_.place[n].prefix)
         fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width,
-             ds + n * row_);
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
     }
     value_panels_.template multiply<ADD>(g, value_features_, ds, row_);
   }
@@ -299,8 +297,7 @@ class Backward {
           tables.add_table(lookup, head.h, weights, low, high, features_);
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
-            float *grad = p_.logits.given[f]->grad_scores +
-                          (head.n * p_.queries + i + m + n) * lookup.buckets;
+            float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.queries + i + m + n) * lookup.buckets;
             if (block.index)
               write_row<ADD>(weights + n * lookup.room(), lookup.buckets, 1, grad);
             else
@@ -366,8 +363,7 @@ class Backward {
       key_line_sums_[f].flush(lookup, weights_[f] + block.prefix * lookup.room(), lookup.room());
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
-        float *grad =
-            p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
+        float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
         for (int64_t j = 0; j < block.count; j++)
           write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
         continue;
