@@ -48,7 +48,7 @@ def evaluate(options: argparse.Namespace) -> None:
     needs_detect()
     from whereformer.lab.detect import results
     from whereformer.lab.detect.evaluate import evaluate as scored
-    from whereformer.lab.detect.load import load
+    from whereformer.lab.detect.load import load, load_set
 
     if options.out:
         fresh(options.out, "metrics.json")
@@ -56,9 +56,12 @@ def evaluate(options: argparse.Namespace) -> None:
     source = options.data or data_of(options.detector, detector)
     areas = options.areas or (detector.experiment.areas if detector.experiment else "pixels")
     with counted("images checked") as step:
-        data = load(source, broken=options.broken, on_image=step)
-    truth = data.validation if options.set == "validation" else data.train
-    checked = data.reports[0 if options.set == "train" else -1]
+        if _trained_on(detector, source):  # what was held out then is so now
+            data = load(source, broken=options.broken, on_image=step)
+            truth = data.validation if options.set == "validation" else data.train
+            checked = data.reports[0 if options.set == "train" else -1]
+        else:
+            truth, checked = load_set(source, options.set, broken=options.broken, on_image=step)
     known = detector.known(truth.categories).values()
     unknown = [category.name for category in truth.categories if category not in known]
     if not options.json:
@@ -84,6 +87,11 @@ def evaluate(options: argparse.Namespace) -> None:
         _say(metrics, areas, unknown)
         if options.out:
             print(f"Written: {options.out / 'metrics.json'}, predictions.json, sheet.png")
+
+
+def _trained_on(detector: Any, source: Path) -> bool:
+    data = detector.experiment and detector.experiment.data
+    return data is not None and (data == "shapes" or Path(data).resolve() == source.resolve())
 
 
 def _say(metrics: Any, areas: str, unknown: list[str]) -> None:
