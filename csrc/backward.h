@@ -90,7 +90,7 @@ class Backward {
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {
     features_ = logits_.features, value_features_ = whole(a_.value_features), row_ = logits_.row;
     const int64_t keys = whole(p.most_keys(), TILE);
-    value_panels_ = Panels(p.most_keys(), a_.value_features, p.values && p.blocks == 1 ? p.values.lookup : nullptr, arena);
+    value_panels_ = Panels(p.most_keys(), a_.value_features, p.values, p.blocks == 1 ? p.values.count : 0, arena);
     k_ = arena.take<float>(p.most_keys() * features_);
     plain_k_ = plain_keys_differ() ? arena.take<float>(p.most_keys() * features_) : k_;
     dk_ = arena.take<float>(keys * features_), dv_ = arena.take<float>(keys * value_features_);
@@ -109,8 +109,9 @@ class Backward {
     }
     for (int64_t f = 0; f < p.values.count; f++) {
       const Lookup &lookup = p.values.lookup[f];
-      value_from_.room[f] = f || !value_panels_ ? lookup.room() : Panels::room(lookup);
-      value_from_.scores[f] = arena.take<float>(TILE * value_from_.room[f], PANEL);
+      value_from_.room[f] = value_panels_.has(f) ? value_panels_.room() : lookup.room();
+      value_from_.scores[f] =
+          value_panels_.has(f) ? value_panels_.scores(f) : arena.take<float>(TILE * lookup.room(), LANES);
       value_weights_[f] = arena.take<float>(GROUP * p.values.lookup[f].room());
     }
   }
@@ -261,29 +262,23 @@ class Backward {
   // dP
   void grad_weights(const Head<T> &head, int64_t m, int64_t count, const Block &block, float *ds) {
     const float *g = g_ + m * value_features_;
-    if (!p_.values)
-      return value_panels_.template multiply<SET>(g, value_features_, nullptr, 0, ds, row_);
+    if (!p_.values) return value_panels_.template multiply<SET>(g, value_features_, ds, row_);
     value_view_.look(find_, logits_.place, count, block);
+    value_panels_.read_tables(g, value_features_);
     for (int64_t f = 0; f < p_.values.count; f++) {
-      float *scores = value_from_.scores[f];
-      const int64_t room = value_from_.room[f];
-      if (!f && value_panels_) {
-        value_panels_.read_table(g, value_features_, scores, room);
-        continue;
-      }
+      if (value_panels_.has(f)) continue;
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);
       read_table(p_.values.lookup[f], head.h, g, value_features_, a_.value_features, count, low, high,
-                 block.prefix || logits_.place[0].prefix, scores, room);
+                 block.prefix || logits_.place[0].prefix, value_from_.scores[f], value_from_.room[f]);
     }
     for (int64_t n = 0; n < count; n++) {
       if (logits_.place[n].prefix)
         fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
       else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width,
-             ds + n * row_);
+        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
     }
-    value_panels_.template multiply<ADD>(g, value_features_, value_from_.scores[0], value_from_.room[0], ds, row_);
+    value_panels_.template multiply<ADD>(g, value_features_, ds, row_);
   }
 
   // From dS to the lookups of the logits, and to dq through those that q reads.
@@ -302,8 +297,7 @@ class Backward {
           tables.add_table(lookup, head.h, weights, low, high, features_);
         else if (p_.logits.given[f]->grad_scores)
           for (int64_t n = 0; n < count; n++) {
-            float *grad = p_.logits.given[f]->grad_scores +
-                          (head.n * p_.queries + i + m + n) * lookup.buckets;
+            float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.queries + i + m + n) * lookup.buckets;
             if (block.index)
               write_row<ADD>(weights + n * lookup.room(), lookup.buckets, 1, grad);
             else
@@ -369,8 +363,7 @@ class Backward {
       key_line_sums_[f].flush(lookup, weights_[f] + block.prefix * lookup.room(), lookup.room());
       if (lookup.given) {
         if (!p_.logits.given[f]->grad_scores) continue;
-        float *grad =
-            p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
+        float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
         for (int64_t j = 0; j < block.count; j++)
           write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
         continue;

@@ -96,8 +96,7 @@ inline void fill_prefix(const Group &group, const Sources &from, int64_t m, int6
   for (int64_t f = 0; f < group.by_query + group.shared; f++) {
     const Lookup &lookup = group.lookup[f];
     if (lookup.prefix < 0) continue;
-    same +=
-        group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(f, m)[lookup.prefix];
+    same += group.is_shared(f) ? from.scores[f][lookup.lines * lookup.stride()] : from.of_token(f, m)[lookup.prefix];
   }
   for (int64_t j = 0; j < count; j++) s[j] = same;
   for (int64_t f = group.by_query + group.shared; f < group.count; f++) {
@@ -143,8 +142,7 @@ inline void fill_rows(const Group &group, const Sources &from, int64_t m, const 
   const int32_t *line_offsets = nullptr;
   int64_t step = 0;
   if constexpr (shared)
-    lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0,
-    line_offsets = stretches.offset(by_query);
+    lines = from.scores[by_query] + group.lookup[by_query].slice(x) + x0, line_offsets = stretches.offset(by_query);
   if constexpr (by_key)
     laid = from.key_lines[by_query + shared].at(0, x) + x0, step = from.key_lines[by_query + shared].row();
   for (int64_t y = 0; y < block.rows; y++, s += width, laid += step) {

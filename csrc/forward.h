@@ -72,9 +72,7 @@ class Forward {
         write_row<SET>(o, features_, 1, sums_ + (i + m) * features_);
       else
         write_row<SET>(o, a_.value_features, !last ? 1 : total == 0 ? 0 : 1 / total, out + m * a_.out.token);
-      if (last && a_.lse)
-        a_.lse[head.n * p_.queries + i + m] =
-            total == 0 ? INFINITY : top_[i + m] + std::log2(total);
+      if (last && a_.lse) a_.lse[head.n * p_.queries + i + m] = total == 0 ? INFINITY : top_[i + m] + std::log2(total);
     }
   }
 

@@ -56,7 +56,7 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  Panels panels;  // keys · scale, turned, transposed; the first table that plain queries read, if one block holds all
+  Panels panels;  // keys · scale, turned, transposed; and the tables that queries read, if one block holds all keys
   Sources from;
   float *plain, *turned;  // queries · log2(e): [TILE][features]
   View view;
@@ -64,16 +64,16 @@ struct Logits {
 
   Logits(const Problem &p, Arena &arena)
       : p(p), a(p.a), row(whole(p.most_keys()) + 2 * LANES), features(whole(a.features)), find(p, p.logits, arena) {
-    const Lookup *first = p.logits.by_query ? p.logits.lookup : nullptr;
-    panels = Panels(p.most_keys(), a.features, first && !first->given && !a.pairs && p.blocks == 1 ? first : nullptr,
-                    arena);
+    int64_t tables = 0;
+    while (!a.pairs && p.blocks == 1 && p.logits.is_by_query(tables) && !p.logits.lookup[tables].given) tables++;
+    panels = Panels(p.most_keys(), a.features, p.logits, tables, arena);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      from.room[f] = f || !panels ? lookup.room() : Panels::room(lookup);
+      from.room[f] = panels.has(f) ? panels.room() : lookup.room();
       const int64_t size = p.logits.is_by_query(f) ? TILE * from.room[f]
                            : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
                                                    : (whole(p.most_keys(), TILE) + LANES) * from.room[f];
-      from.scores[f] = arena.take<float>(size, PANEL);
+      from.scores[f] = panels.has(f) ? panels.scores(f) : arena.take<float>(size, LANES);
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
     plain = arena.take<float>(TILE * features);
@@ -114,7 +114,9 @@ struct Logits {
   // Logits in base 2 of queries i ... i + count and all keys of the block: s [TILE][row].
   void operator()(const Head<T> &head, int64_t i, int64_t count, const Block &block, float *s) {
     read_queries(head, i, count, block);
-    for (int64_t f = 0; f < p.logits.by_query; f++) read_scores(head, f, i, count, block);
+    panels.read_tables(plain, features);
+    for (int64_t f = 0; f < p.logits.by_query; f++)
+      if (!panels.has(f)) read_scores(head, f, i, count, block);
     if (p.logits) {
       for (int64_t m = 0; m < count; m++) {
         if (place[m].prefix)
@@ -122,9 +124,9 @@ struct Logits {
         else
           fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
-      panels.template multiply<ADD>(turned, features, from.scores[0], from.room[0], s, row);
+      panels.template multiply<ADD>(turned, features, s, row);
     } else {
-      panels.template multiply<SET>(turned, features, nullptr, 0, s, row);
+      panels.template multiply<SET>(turned, features, s, row);
     }
     if (a.allowed || a.added)
       for (int64_t m = 0; m < count; m++) mask(head, i + m, block, s + m * row);
@@ -147,7 +149,6 @@ struct Logits {
   void read_scores(const Head<T> &head, int64_t f, int64_t i, int64_t count, const Block &block) {
     const Lookup &lookup = p.logits.lookup[f];
     if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
-    if (!f && panels) return panels.read_table(plain, features, from.scores[f], from.room[f]);
     int32_t low, high;
     view.buckets(f, count, &low, &high);
     read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix,

@@ -93,8 +93,7 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
   if (lookup.alike) {
     const float *onehot = lookup.onehots(0, t);
     int64_t n = 0;
-    for (; stretches.count - n > TILE; n += 8)
-      collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
+    for (; stretches.count - n > TILE; n += 8) collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
     if (n < stretches.count) collapse<TILE>(sums + n * room, room, onehot, lines + n * LANES, width);
   } else {
     for (int64_t n = 0; n < stretches.count; n++) {

@@ -5,6 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from pycocotools import mask as masks
 
@@ -169,8 +170,21 @@ def test_photographs(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"train": 0}, {"size": 31}, {"crowds": 1.5}, {"crowds": -1}, {"seed": -1}, {"most": 0}, {"format": "gif"}],
+    [{"train": 0}, {"size": 31}, {"crowds": 1.5}, {"crowds": -1}, {"seed": -1}, {"most": 0}, {"format": "gif"}]
+    + [{"sides": sides} for sides in ((0.2,), (0.5, 0.2), (0.0, 0.5), (0.1, 1.5), "ab", 0.2)],
 )
 def test_wrong_wishes(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         Shapes(**wrong)
+
+
+def test_sides(tmp_path):
+    """Objects are as large as asked for: turned and stretched, a shape's box is up to 1.25 √2 times its side."""
+    shapes = Shapes(train=12, val=1, size=96, most=1, sides=(0.4, 0.5), crowds=0.0)
+    generate(generate(tmp_path / "set", shapes), shapes)  # what is there is seen to be the same
+    boxes = load(tmp_path / "set").train
+    sides = torch.tensor([min(one.width, one.height) for one in boxes.pictures])
+    longest = boxes.boxes.xywh[:, 2:].max(1).values / sides
+    assert len(longest) == 12
+    assert longest.min() > 0.2
+    assert longest.max() < 0.5 * 1.25 * 2**0.5

@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 
 from cuts import Killed, cut_before
 from whereformer import InputError, load_checkpoint
-from whereformer.lab.detect.batches import to_train_on
+from whereformer.lab.detect.batches import to_test_on, to_train_on
 from whereformer.lab.detect.evaluate import evaluate
 from whereformer.lab.detect.experiment import SMALL_MODEL, DetectionExperiment
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
-from whereformer.lab.detect.train import CATEGORIES_KEY, EXPERIMENT_KEY, rate, train, train_all
+from whereformer.lab.detect.train import CATEGORIES_KEY, EXPERIMENT_KEY, train, train_all
+from whereformer.lab.detect.trainee import rate
 from whereformer.lab.record import Run
 from whereformer.lab.runs import accelerator_for
 
@@ -36,7 +37,14 @@ TINY = DetectionExperiment(
     augmentation={"scaled": 32},
     model_args={**SMALL_MODEL, "d_model": 16, "num_queries": 6, "encoder_layers": 1, "decoder_layers": 1}
     | {"dropout": 0.1},
-    backbone_args={"layers": [1, 1], "channels": [8, 16]},
+    backbone_args={"stem": 8, "layers": [1, 1], "channels": [8, 16]},
+    model="detr",
+    queries=None,
+    backbone_epochs=1,
+    schedule="drop",
+    learning_rate=5e-4,
+    backbone_learning_rate=5e-4,
+    warmup=0,
     epochs=3,
     drop=2,
     batch_size=4,
@@ -135,6 +143,30 @@ def test_a_finished_run_leaves_weights_that_load(data, unbroken):
     assert len(rows) == 6 * len(data.validation)
     ap = evaluate(data.validation, rows, "share").overall.AP
     assert ap == pytest.approx(result["metrics"]["AP"], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["detr", "conditional_detr"])
+def test_predictions_are_what_the_model_says(data, kind):
+    """Written again with loops: the surest class of each query, or all pairs of a query and a class."""
+    model = build(replace(TINY, model=kind), "detr_sine", 0, 6).eval()
+    truth = data.validation.subset([1])
+    (batch,) = to_test_on(truth, TINY.augmented, 1)
+    with torch.no_grad():
+        out = model(batch["pixel_values"], batch["pixel_mask"])
+    height, width = batch["orig_size"][0].tolist()
+    expected = []
+    for logits, (x, y, w, h) in zip(out.logits[0].tolist(), out.pred_boxes[0].tolist(), strict=True):
+        box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
+        if kind == "detr":
+            scores = [math.exp(v) / sum(map(math.exp, logits)) for v in logits][:-1]
+            expected.append((max(scores), 1 + scores.index(max(scores)), *box))
+        else:
+            expected += [(1 / (1 + math.exp(-v)), label, *box) for label, v in enumerate(logits, 1)]
+    rows = predictions(model, truth, TINY.augmented, 1)
+    found = [(row["score"], row["category_id"], *row["bbox"]) for row in rows]
+    assert {row["image_id"] for row in rows} == {truth.pictures[0].id}
+    for ours, theirs in zip(sorted(found), sorted(expected), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
 
 
 def test_between_any_two_changes_of_a_file(data, tmp_path, unbroken):

@@ -103,6 +103,22 @@ def test_learned_positions_of_official_files(tmp_path):
     same(found.model, model)
 
 
+def test_models_with_dilation(tmp_path):
+    """DC5: the weights are those of another model."""
+    file = tmp_path / "x.pth"
+    model = published(dilation=True)
+    state = official(model)
+    torch.save({"model": state, "args": Namespace(nheads=3, dilation=True)}, file)
+    told = Detector.load(file)
+    same(told.model, model)
+    assert "stride 16" in told.facts["model"]
+    torch.save({"model": state, "args": Namespace(nheads=3)}, file)
+    same(Detector.load(file, dilation=True).model, model)
+    assumed = Detector.load(file)
+    assert "stride 32 (assumed" in assumed.facts["model"]
+    assert not torch.equal(outputs(assumed.model)[0], outputs(model)[0])
+
+
 DATA = Path(__file__).parent / "data"
 RELEASED = json.loads((DATA / "irpe_models_reference.json").read_text())
 

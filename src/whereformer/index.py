@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -156,10 +156,10 @@ class Separable:
 
     rows_index: Index | None
     columns_index: Index | None
+    count: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def count(self) -> int:
-        return _ids(self.rows_index) * _ids(self.columns_index)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", _ids(self.rows_index) * _ids(self.columns_index))
 
     def rows(self, dy: Tensor) -> Tensor:
         return _place(self.rows_index, dy) * _ids(self.columns_index)

@@ -1,17 +1,12 @@
 """Faster ways to compute what `whereformer.attention.reference` defines. They know forms, not encodings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from torch import Tensor
-
 from whereformer.backends import cpu, sdpa
-from whereformer.backends.call import Call
+from whereformer.backends.call import Attend, Call
 from whereformer.errors import InputError
 from whereformer.forms import Forms
-from whereformer.mask import Mask
-
-Backend = Callable[[Tensor, Tensor, Tensor, Forms, Mask | None, float], Tensor]
 
 FASTEST_FIRST = {"cpu": cpu, "sdpa": sdpa}
 
@@ -41,24 +36,29 @@ def choice(name: str, forms: Forms, call: Call) -> Choice:
     Raises:
         InputError: the name is unknown, or the named backend cannot serve.
     """
+    return _chosen(name, forms, call)[0]
+
+
+def choose(name: str, forms: Forms, call: Call) -> Attend | None:
+    """As `choice`, but what serves these forms and this call; None stands for the reference."""
+    return _chosen(name, forms, call)[1]
+
+
+def _chosen(name: str, forms: Forms, call: Call) -> tuple[Choice, Attend | None]:
     if name == "auto":
         refused = {}
         for faster, backend in FASTEST_FIRST.items():
-            why = backend.cannot(forms, call) or backend.outrun(forms, call)
-            if not why:
-                return Choice(faster, refused)
+            ready = backend.ready(forms, call)
+            why = ready if isinstance(ready, str) else backend.outrun(forms, call)
+            if not why and not isinstance(ready, str):
+                return Choice(faster, refused), ready
             refused[faster] = why
-        return Choice("reference", refused)
+        return Choice("reference", refused), None
     if name == "reference":
-        return Choice(name, {})
+        return Choice(name, {}), None
     if name not in FASTEST_FIRST:
         raise InputError(f"backend={name!r}, expected one of {['auto', 'reference', *FASTEST_FIRST]}")
-    if why := FASTEST_FIRST[name].cannot(forms, call):
-        raise InputError(f"backend={name!r} cannot serve: {why}. Use 'auto' or 'reference'")
-    return Choice(name, {})
-
-
-def choose(name: str, forms: Forms, call: Call) -> Backend | None:
-    """As `choice`, but the backend itself; None stands for the reference."""
-    found = choice(name, forms, call).backend
-    return FASTEST_FIRST[found].attend if found in FASTEST_FIRST else None
+    ready = FASTEST_FIRST[name].ready(forms, call)
+    if isinstance(ready, str):
+        raise InputError(f"backend={name!r} cannot serve: {ready}. Use 'auto' or 'reference'")
+    return Choice(name, {}), ready

@@ -1,12 +1,17 @@
 """One call of attention, as far as a backend has to know it to say whether it can serve."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from whereformer.forms import Forms
 from whereformer.mask import Mask
+
+Attend = Callable[[Tensor, Tensor, Tensor, Forms, Mask | None, float], Tensor]
+"""Attention, as `whereformer.attention.reference` defines it."""
 
 
 class Call(NamedTuple):

@@ -1,7 +1,7 @@
 """The compiled kernel on the CPU: forms become lookups in small tables, and nothing of queries x keys is made."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.backends import kernel, lookups
-from whereformer.backends.call import Call, forward_mode
+from whereformer.backends.call import Attend, Call, forward_mode
 from whereformer.backends.lookups import Lookup, as_dtype
 from whereformer.backends.sdpa import as_low_rank, with_features
 from whereformer.forms import (
@@ -36,10 +36,19 @@ MOST_LOOKUPS = 8
 
 def cannot(forms: Forms, call: Call | None = None) -> str:
     """Why these forms, or this call of them, cannot be served, or "" if they can."""
-    plan = _plan(forms) if call is None else _plan(forms, call.q, call.k)
+    if call is None:
+        plan = _plan(forms)
+        return plan if isinstance(plan, str) else ""
+    found = ready(forms, call)
+    return found if isinstance(found, str) else ""
+
+
+def ready(forms: Forms, call: Call) -> Attend | str:
+    """What serves these forms and this call, or why they cannot be served."""
+    plan = _plan(forms, call.q, call.k)
     if isinstance(plan, str):
         return plan
-    return "" if call is None else _cannot_now(plan, call)
+    return _cannot_now(plan, call) or partial(attend, plan=plan)
 
 
 def _cannot_now(plan: "Plan", call: Call) -> str:
@@ -98,18 +107,26 @@ def _amx() -> bool:
 _amx._dynamo_marked_constant = True  # pyright: ignore  # assume_constant_result, without importing the compiler
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
-    """As `whereformer.attention.reference`.
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forms: Forms,
+    mask: Mask | None,
+    dropout: float,
+    plan: "Plan | str | None" = None,
+) -> Tensor:
+    """As `whereformer.attention.reference`; `plan`: of these forms, where it is made already.
 
     Rotations by fixed angles are left to the kernel, others come before it. A bias of low rank rides along as
     extra features of q and k.
     """
     head_dim, dtype = q.shape[-1], _dtype(q)
     exact = torch.promote_types(dtype, torch.float32)
-    plan, waves = _plan(forms, q, k), _waves(forms, exact)
+    plan, waves = plan or _plan(forms, q, k), _waves(forms, exact)
     assert isinstance(plan, Plan)
     queries, keys, looked_up, features = plan
-    found = [one for form in looked_up for one in lookups.of(form, q, k, exact, turned=waves is None)]
+    found = lookups.of(looked_up, q, k, exact, turned=waves is None)
     turned_q, turned_k = forms.turn(q, k) if waves is None else (q, k)
     q, k, v = as_dtype(turned_q, dtype), as_dtype(turned_k, dtype), as_dtype(v, dtype)
     if features:
@@ -122,7 +139,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dro
         added = None if mask.added is None else mask.added.to(exact).expand(shape)
     fields = [number for one in found for number in one.fields]
     maps, entries, scales = [one.at for one in found], [one.entries for one in found], [one.scale for one in found]
-    half = _is_half(forms)
+    half = bool(waves) and _is_half(forms)
     out = kernel.attention(
         kernel.Arguments(
             q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added, scales

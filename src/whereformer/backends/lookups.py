@@ -1,7 +1,7 @@
 """What forms say about pairs of tokens as lookups: a bucket for each offset, and an entry for each bucket."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,18 +62,43 @@ def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype == dtype else x.to(dtype)
 
 
-def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) -> Iterator[Lookup]:
-    """A form as lookups.
+Placed = tuple[Tensor, int]
+"""The bucket of every offset, int32, and that of pairs with a prefix token, or -1."""
+
+
+def of(forms: Sequence[Form], q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) -> list[Lookup]:
+    """Forms as lookups.
 
     Args:
         q, k: what attention got: [b, h, tokens, d].
         dtype: of the entries.
         turned: whether the kernel gets others, so that it cannot read tables by them.
     """
+    known: list[tuple[Mapping | None, Grid, Grid, Placed]] = []  # most forms of one attention lie on the same map
+
+    def placed(mapping: Mapping | None, queries: Grid, keys: Grid) -> Placed:
+        for its, ours, theirs, found in known:
+            if its is mapping and ours is queries and theirs is keys:
+                return found
+        found = _placed(mapping, queries, keys, q)
+        known.append((mapping, queries, keys, found))
+        return found
+
+    return [lookup for form in forms for lookup in _of(form, q, k, dtype, turned, placed)]
+
+
+def _of(
+    form: Form,
+    q: Tensor,
+    k: Tensor,
+    dtype: torch.dtype,
+    turned: bool,
+    placed: Callable[[Mapping | None, Grid, Grid], Placed],
+) -> Iterator[Lookup]:
     match form:
         case BucketBias(scores, buckets, side):
             reader, kind, mirrored = (q, BY_QUERY, 0) if side == "query" else (k, BY_KEY, 1)
-            at, prefix = _placed(buckets.mapping, buckets.queries, buckets.keys, q)
+            at, prefix = placed(buckets.mapping, buckets.queries, buckets.keys)
             if isinstance(scores, Scores) and scores.reader is reader and not turned:
                 table = as_dtype(scores.table, dtype).contiguous()
                 yield Lookup(kind, 1, 0, mirrored, prefix, at, table, scores.scale)
@@ -85,7 +110,7 @@ def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) ->
                 scores = scores.expand(*reader.shape[:-1], -1)
             yield Lookup(kind, 0, 0, mirrored, prefix, at, scores.contiguous())
         case OffsetBias(table, queries, keys):
-            at, prefix = _placed(None, queries, keys, q)
+            at, prefix = placed(None, queries, keys)
             yield Lookup(SHARED, 0, 0, 0, prefix, at, as_dtype(table.flatten(1), dtype).contiguous())
         case AxisBias(rows, columns, keys):
             y, x = torch.meshgrid(*(torch.arange(n, device=q.device) for n in keys.size), indexing="ij")
@@ -93,15 +118,12 @@ def of(form: Form, q: Tensor, k: Tensor, dtype: torch.dtype, *, turned: bool) ->
                 entries = scores.to(dtype).expand(*q.shape[:-1], -1).contiguous()
                 yield Lookup(BY_QUERY, 0, 1, 0, -1, at.int().contiguous(), entries)
         case BucketValues(table, buckets):
-            at, prefix = _placed(buckets.mapping, buckets.queries, buckets.keys, q)
+            at, prefix = placed(buckets.mapping, buckets.queries, buckets.keys)
             yield Lookup(VALUES, 0, 0, 0, prefix, at, as_dtype(table, dtype).contiguous())
 
 
-def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) -> tuple[Tensor, int]:
-    """The bucket of every offset, int32, and that of pairs with a prefix token, or -1.
-
-    Without a mapping each offset is a bucket of its own.
-    """
+def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) -> Placed:
+    """Without a mapping each offset is a bucket of its own."""
     device = like.device
     if type(like) is not Tensor or not isinstance(mapping, Hashable):
         return _made(mapping, queries, keys, device)
@@ -109,7 +131,7 @@ def _placed(mapping: Mapping | None, queries: Grid, keys: Grid, like: Tensor) ->
     return kept(key, lambda: _made(mapping, queries, keys, device), lambda made: made[0].numel())
 
 
-def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> tuple[Tensor, int]:
+def _made(mapping: Mapping | None, queries: Grid, keys: Grid, device: torch.device) -> Placed:
     if mapping is None:
         sizes = [n + m - 1 for n, m in zip(queries.size, keys.size, strict=True)]
         return torch.arange(math.prod(sizes), dtype=torch.int32, device=device).reshape(sizes), -1

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whereformer.backends.call import Call, forward_mode
+from whereformer.backends.call import Attend, Call, forward_mode
 from whereformer.forms import AddedValues, AxisBias, Bias, BucketBias, Forms, LowRankBias, picked
 from whereformer.grid import Grid, Points
 from whereformer.index import Separable
@@ -19,6 +19,11 @@ def cannot(forms: Forms, call: Call | None = None) -> str:
         if not isinstance(term, AddedValues):
             return f"{type(term).__name__} needs the attention weights, which the fused kernel does not give"
     return ""
+
+
+def ready(forms: Forms, call: Call) -> Attend | str:
+    """What serves these forms and this call, or why they cannot be served."""
+    return cannot(forms, call) or attend
 
 
 def outrun(forms: Forms, call: Call) -> str:

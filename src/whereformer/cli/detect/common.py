@@ -19,12 +19,15 @@ def detector_arguments(command: argparse.ArgumentParser) -> None:
     what = command.add_argument_group("what an official file does not say")
     positions = what.add_mutually_exclusive_group()
     positions.add_argument(
-        "--encoding", metavar="SPEC", help='all of its positions: "detr_sine + irpe(ratio=2)"; without, see below'
+        "--encoding",
+        metavar="SPEC",
+        help='all of its positions, "detr_sine + irpe(ratio=2)" (as the file says, or else as released)',
     )
     positions.add_argument(
         "--enc_rpe2d", metavar="SPEC", help="the official option, rpe-2.0-product-ctx-1-k, beside DETR's own sines"
     )
     what.add_argument("--part", metavar="NAME", help="which state dict, if the file holds several")
+    what.add_argument("--dilation", action="store_true", default=None, help="a DC5 model, of stride 16")
     run = command.add_argument_group("of a run")
     run.add_argument("--weights", choices=("last", "best"), default="last", help="after which epoch (last)")
     how = command.add_argument_group("how it looks at images")
@@ -42,7 +45,13 @@ def detector_of(options: argparse.Namespace) -> Any:
     encoding = options.encoding
     if options.enc_rpe2d is not None:
         encoding = f"detr_sine + {options.enc_rpe2d}"
-    detector = Detector.load(options.detector, encoding=encoding, part=options.part, which=options.weights)
+    detector = Detector.load(
+        options.detector,
+        encoding=encoding,
+        part=options.part,
+        dilation=options.dilation,
+        which=options.weights,
+    )
     if options.size is not None:
         detector = detector.looking_at(options.size)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

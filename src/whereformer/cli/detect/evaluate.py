@@ -31,7 +31,9 @@ def arguments(command: argparse.ArgumentParser) -> None:
     on.add_argument(
         "--data", type=Path, metavar="DIR", help="a folder or a zip file of annotated images (those of the run)"
     )
-    on.add_argument("--set", choices=("validation", "train"), default="validation", help="(validation)")
+    on.add_argument(
+        "--set", choices=("validation", "train"), help="(validation; or all, where the data is one set alone)"
+    )
     on.add_argument("--broken", choices=("skip", "refuse"), default="skip", help="what is wrong with them (skip)")
     on.add_argument(
         "--areas",
@@ -48,7 +50,7 @@ def evaluate(options: argparse.Namespace) -> None:
     needs_detect()
     from whereformer.lab.detect import results
     from whereformer.lab.detect.evaluate import evaluate as scored
-    from whereformer.lab.detect.load import load, load_set
+    from whereformer.lab.detect.load import load
 
     if options.out:
         fresh(options.out, "metrics.json")
@@ -56,12 +58,9 @@ def evaluate(options: argparse.Namespace) -> None:
     source = options.data or data_of(options.detector, detector)
     areas = options.areas or (detector.experiment.areas if detector.experiment else "pixels")
     with counted("images checked") as step:
-        if _trained_on(detector, source):  # what was held out then is so now
-            data = load(source, broken=options.broken, on_image=step)
-            truth = data.validation if options.set == "validation" else data.train
-            checked = data.reports[0 if options.set == "train" else -1]
-        else:
-            truth, checked = load_set(source, options.set, broken=options.broken, on_image=step)
+        data = load(source, broken=options.broken, on_image=step)
+    which, truth = _chosen(data, options.set, source, detector.experiment)
+    checked = data.reports[0 if which == "train" else -1]
     known = detector.known(truth.categories).values()
     unknown = [category.name for category in truth.categories if category not in known]
     if not options.json:
@@ -74,7 +73,7 @@ def evaluate(options: argparse.Namespace) -> None:
     metrics = scored(truth, rows, areas)
     found = {
         "detector": {"source": str(options.detector), **detector.facts},
-        "data": {"source": str(source), "set": options.set, "unknown": unknown, **checked.to_dict()},
+        "data": {"source": str(source), "set": which, "unknown": unknown, **checked.to_dict()},
         "areas": areas,
         "metrics": metrics.to_dict(),
     }
@@ -89,9 +88,12 @@ def evaluate(options: argparse.Namespace) -> None:
             print(f"Written: {options.out / 'metrics.json'}, predictions.json, sheet.png")
 
 
-def _trained_on(detector: Any, source: Path) -> bool:
-    data = detector.experiment and detector.experiment.data
-    return data is not None and (data == "shapes" or Path(data).resolve() == source.resolve())
+def _chosen(data: Any, asked: str | None, source: Path, experiment: Any) -> tuple[str, Any]:
+    """The name of a set, and its images; those that were held out where the detector was trained on the others."""
+    own = experiment is not None and experiment.data in (str(source), str(source.resolve()))
+    if asked is None and data.whole is not None and not own:
+        return "all", data.whole
+    return ("train", data.train) if asked == "train" else ("validation", data.validation)
 
 
 def _say(metrics: Any, areas: str, unknown: list[str]) -> None:

@@ -46,7 +46,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", help="a folder or a zip file of annotated images (shapes, drawn first)"
     )
     on.add_argument("--broken", choices=("skip", "refuse"), help="what becomes of data with mistakes (skip)")
-    on.add_argument("--size", type=count, metavar="PIXELS", help="of images, as DETR's 800 (small: 128)")
+    on.add_argument("--size", type=count, metavar="PIXELS", help="of images, as DETR's 800 (small: 64)")
     how = command.add_argument_group("with which model and recipe")
     how.add_argument(
         "--recipe", choices=("small", "paper"), help="what is not said (paper with --data, else small)"
@@ -146,7 +146,8 @@ def _changes(options: argparse.Namespace, base: Any) -> dict[str, Any]:
     if options.data and base.data == "shapes":
         changes["data_args"] = {}
     if options.size is not None:
-        changes["augmentation"] = {**base.augmentation, "scaled": options.size}
+        others = {name: value for name, value in base.augmentation.items() if name not in ("shorter", "longest")}
+        changes["augmentation"] = {**others, "scaled": options.size}
     if options.backbone and options.backbone != base.backbone:
         changes["backbone_args"] = {}
     if options.epochs is not None:

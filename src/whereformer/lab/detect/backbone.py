@@ -1,5 +1,6 @@
 """What makes the feature map of images that a detector attends to."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,26 @@ def backbone(experiment: DetectionExperiment) -> Any:
 
 
 def _small(experiment: DetectionExperiment) -> Any:
+    """Convolutions of 3 x 3, then stages of residual blocks, each of which halves the map."""
     from timm.models._features import FeatureListNet
-    from timm.models.resnet import BasicBlock, ResNet
+    from timm.models.byobnet import ByobNet, ByoModelCfg
 
     if experiment.backbone_weights:
         raise InputError(f"backbone_weights={experiment.backbone_weights!r}, expected None: 'small' has none")
-    args = {"num_classes": 0, **experiment.backbone_args}
     try:
-        net = ResNet(BasicBlock, **args)  # pyright: ignore[reportArgumentType]
-        return FeatureListNet(net, out_indices=(len(args["layers"]),))
-    except (TypeError, ValueError, KeyError, ArithmeticError, AssertionError, RuntimeError) as error:
+        blocks, stem = _blocks(**experiment.backbone_args)
+        config = ByoModelCfg(blocks=blocks, stem_chs=stem, stem_type="3x3", stem_pool="")
+        return FeatureListNet(ByobNet(config, num_classes=0), out_indices=(len(blocks),), flatten_sequential=True)
+    except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
         raise InputError(f"backbone_args={dict(experiment.backbone_args)!r} cannot be built: {error}") from error
+
+
+def _blocks(*, stem: int, layers: Sequence[int], channels: Sequence[int]) -> tuple[Any, int]:
+    """What a small backbone is: blocks and channels of each stage, and the channels before them."""
+    from timm.models.byobnet import ByoBlockCfg
+
+    sizes = zip(layers, channels, strict=True)
+    return tuple(ByoBlockCfg(type="basic", d=depth, c=width, s=2, br=1.0) for depth, width in sizes), stem
 
 
 def _timms(experiment: DetectionExperiment) -> Any:

@@ -59,5 +59,5 @@ class Drawn(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(self.seed, self.epoch, index))
+            torch.default_generator.manual_seed(seed_of(self.seed, self.epoch, index))  # not of all devices: slow
             return self.images[index]

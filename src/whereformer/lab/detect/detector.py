@@ -53,6 +53,7 @@ class Detector:
         *,
         encoding: str | None = None,
         part: str | None = None,
+        dilation: bool | None = None,
         which: str = "last",
     ) -> "Detector":
         """From the folder of a run of `whereformer detect train`, or its weights; from a folder that transformers'
@@ -64,6 +65,7 @@ class Detector:
             encoding: what the weights of an official file were trained with, such as "detr_sine + irpe(ratio=2)";
                 None: as the file says it.
             part: which state dict of an official file, if it holds several.
+            dilation: whether it is of a DC5 model; None: as the file says it, or else not.
             which: of a run, the weights after the "last" epoch or after the "best" on the images to test on.
 
         Raises:
@@ -75,9 +77,10 @@ class Detector:
             raise InputError(f"detector={str(source)!r}, expected a file, a folder or a name on the hub")
         file = None if hosted else weights_of_run(path, which)
         if file is None and path.is_file():
-            return cls._of_model(*released(path, encoding, part))
-        if encoding or part:
-            raise InputError(f"encoding={encoding!r}, part={part!r}: {str(source)!r} says itself what it holds")
+            return cls._of_model(*released(path, encoding, part, dilation))
+        if encoding or part or dilation is not None:
+            given = f"encoding={encoding!r}, part={part!r}, dilation={dilation!r}"
+            raise InputError(f"{given}: {str(source)!r} says itself what it holds")
         if file is not None:
             model, categories, experiment, facts = trained(file)
             return cls(model, categories, experiment.augmented, facts=facts, experiment=experiment)

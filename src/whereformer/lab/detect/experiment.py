@@ -13,22 +13,24 @@ from whereformer.lab.detect.evaluate import AREAS
 from whereformer.lab.detect.shapes import Shapes
 from whereformer.lab.study import PRECISIONS, Study, is_json_object, is_number, is_text, is_whole
 
-ENCODINGS = ("none", "detr_sine", "detr_sine + irpe(ratio=2)")
+SINE = "detr_sine(offset=-0.5)"  # of the middles of patches, where those of object queries are looked for
+ENCODINGS = ("none", SINE, f"{SINE} + irpe(ratio=2)")
 ON = ("self", "cross", "both")
 SCHEDULES = ("drop", "cosine")
 MODELS = ("detr", "conditional_detr")
+SMALL_SHAPES = {"train": 4000, "val": 500, "size": 64, "most": 4, "sides": [0.2, 0.6]}
+SMALL_AUGMENTATION = {"scaled": 64, "shorter": [64], "longest": 64, "crops": 0.0}  # but for flips, none
 SMALL_MODEL = {
-    "d_model": 128,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 256,
-    "decoder_ffn_dim": 256,
-    "num_queries": 25,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
     "dropout": 0.0,
 }
-SMALL_BACKBONE = {"layers": [1, 1, 1], "channels": [32, 64, 128]}
+SMALL_BACKBONE = {"stem": 16, "layers": [1, 1], "channels": [32, 64]}
 
 
 @dataclass(frozen=True)
@@ -41,45 +43,48 @@ class DetectionExperiment(Study):
     """
 
     encodings: tuple[str, ...] = ENCODINGS
-    baseline: str = "detr_sine"  # the encoding that the others are compared with
+    baseline: str = SINE  # the encoding that the others are compared with
     seeds: tuple[int, ...] = (0, 1, 2)
 
     data: str = "shapes"  # or a folder or a zip file of annotated images
-    data_args: Mapping[str, Any] = field(default_factory=dict)  # of `Shapes`
+    data_args: Mapping[str, Any] = field(default_factory=dict)  # of `Shapes`, other than `SMALL_SHAPES`
     broken: Broken = "skip"  # or "refuse": what becomes of data with broken images or boxes
-    augmentation: Mapping[str, Any] = field(default_factory=lambda: {"scaled": 128})
+    augmentation: Mapping[str, Any] = field(default_factory=lambda: dict(SMALL_AUGMENTATION))
     """Of `Augmentation`; "scaled": its sizes are those for images of so many pixels instead of DETR's 800."""
     areas: Literal["pixels", "share"] = "share"  # by what objects are small and large: see `evaluate`
     loader_workers: int = 0  # processes that read images, for each process that trains
 
-    model: str = "detr"  # or "conditional_detr"
+    model: str = "conditional_detr"  # or "detr"
     model_args: Mapping[str, Any] = field(default_factory=lambda: dict(SMALL_MODEL))  # of transformers' config
     backbone: str = "small"  # a ResNet of few blocks; or a timm model
     backbone_args: Mapping[str, Any] = field(default_factory=lambda: dict(SMALL_BACKBONE))
-    """Of timm's `ResNet` for the small one, or else of timm's `create_model`."""
+    """Of the small one, whose stages halve the map; or else of timm's `create_model`."""
     backbone_weights: str | None = None  # None: random; "pretrained": timm's, from the hub; or a file
+    backbone_epochs: int = 6
+    """In which the backbone first learns to tell apart the objects, cut out: see `learn_objects`. None of them if
+    the detector starts from `weights`."""
     frozen_norm: bool = False  # True: batch norm, the stem and the first stage stay as the weights say, as in DETR
     weights: str | None = (
         None  # of a whole detector to start from, for other classes or encodings too: see `start`
     )
-    queries: tuple[int, int] | None = None  # None; or (rows, columns): object queries on a lattice
+    queries: tuple[int, int] | None = (5, 5)  # None; or (rows, columns): object queries on a lattice
     decoder_encoding: str | None = None  # for queries on a lattice: a text, of the decoder's attentions
     decoder_on: str = "both"  # of these, or "self" or "cross"
 
-    epochs: int = 30
-    schedule: str = "drop"  # how the learning rates go: they drop once; or "cosine", to zero
-    drop: int | None = 25  # epochs after which they are a tenth; None: never
-    batch_size: int = 16  # over all processes together
-    learning_rate: float = 5e-4
-    backbone_learning_rate: float = 5e-4  # 0: the backbone is not trained
+    epochs: int = 12
+    schedule: str = "cosine"  # how the learning rates go: they drop once; or "cosine", to zero
+    drop: int | None = None  # epochs after which they are a tenth; None: never
+    batch_size: int = 32  # over all processes together
+    learning_rate: float = 1e-3
+    backbone_learning_rate: float = 1e-3  # 0: the backbone is not trained
     weight_decay: float = 1e-4  # of all weights
-    warmup: int = 0  # steps of linear warm-up
+    warmup: int = 100  # steps of linear warm-up
     clip: float | None = 0.1  # the greatest norm of the gradient
     ema: float | None = (
         None  # decay of a moving average of the weights, which is then tested and kept in their place
     )
     precision: str = "no"  # mixed precision: "no", "bf16" or "fp16"
-    evaluate_every: int = 5  # epochs; the last one is always followed by a test
+    evaluate_every: int = 4  # epochs; the last one is always followed by a test
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +106,13 @@ class DetectionExperiment(Study):
         for name, accepted in choices.items():
             self._require(name, lambda value, among=accepted: value in among, f"one of {', '.join(accepted)}")
         self._require("frozen_norm", lambda value: type(value) is bool, "True or False")
-        for name, least in {"batch_size": 1, "evaluate_every": 1, "loader_workers": 0, "warmup": 0}.items():
+        for name, least in {
+            "batch_size": 1,
+            "evaluate_every": 1,
+            "loader_workers": 0,
+            "warmup": 0,
+            "backbone_epochs": 0,
+        }.items():
             self._require(
                 name, lambda value, least=least: is_whole(value, least), f"a whole number from {least} on"
             )
@@ -140,7 +151,7 @@ class DetectionExperiment(Study):
     @property
     def shapes(self) -> Shapes:
         """What is drawn if the data is "shapes"."""
-        return _made("data_args", Shapes, self.data_args)
+        return _made("data_args", Shapes, {**SMALL_SHAPES, **self.data_args})
 
     @property
     def augmented(self) -> Augmentation:
@@ -177,12 +188,17 @@ def paper(data: str, epochs: int = 150) -> DetectionExperiment:
         augmentation={},
         areas="pixels",
         loader_workers=2,
+        model="detr",
         model_args={},
+        queries=None,
         backbone="resnet50.tv_in1k",
         backbone_args={},
         backbone_weights="pretrained",
+        backbone_epochs=0,
         frozen_norm=True,
         epochs=epochs,
+        schedule="drop",
+        warmup=0,
         drop=max(1, epochs * 2 // 3),
         batch_size=16,
         learning_rate=1e-4,

@@ -25,6 +25,7 @@ class Detection:
         train, validation: the images.
         reports: one for each set that was read.
         held_out: whether `validation` was split off because there was but one set.
+        whole: that set, if so.
     """
 
     format: str
@@ -32,6 +33,7 @@ class Detection:
     validation: Annotations
     reports: tuple[Report, ...]
     held_out: bool = False
+    whole: Annotations | None = None
 
 
 def load(
@@ -53,38 +55,12 @@ def load(
     """
     check_one_of("broken", broken, FORMS)
     tree = Tree(data, on_image, decode=decode)
-    module, sets = _recognised(tree)
-    raws = module.read(tree, _chosen(sets))
-    name = next(name for name, known in FORMATS.items() if known is module)
-    return _detection(name, raws, dict.fromkeys(raws, tree), broken)
-
-
-def load_set(
-    data: Path | str, which: str, *, broken: Broken = "skip", on_image: Progress | None = None
-) -> tuple[Annotations, Report]:
-    """All images of the set "train" or "validation" that `load` would find, or of the only one that there is, and
-    what was found in them; nothing is held out, and images of other sets need not be there.
-
-    Raises:
-        InputError: as `load`.
-    """
-    check_one_of("broken", broken, FORMS)
-    tree = Tree(data, on_image)
-    module, sets = _recognised(tree)
-    chosen = _chosen(sets)
-    which = which if which in chosen else "train"
-    if module is coco:  # other formats number the categories of all sets together
-        chosen = {which: chosen[which]}
-    return examine(module.read(tree, chosen)[which], tree, broken=broken)
-
-
-def _recognised(tree: Tree) -> tuple[Any, dict[str, Any]]:
-    """The format, and what each set is read from."""
-    for module in FORMATS.values():
+    for name, module in FORMATS.items():
         if sets := module.found(tree):
-            return module, sets
+            raws = module.read(tree, _chosen(sets))
+            return _detection(name, raws, dict.fromkeys(raws, tree), broken)
     formats = "; ".join(f"{name} ({module.LOOKED_FOR})" for name, module in FORMATS.items())
-    raise InputError(f"data={str(tree.root)!r} holds {len(tree.names):,} files, but nothing of {formats}")
+    raise InputError(f"data={str(data)!r} holds {len(tree.names):,} files, but nothing of {formats}")
 
 
 def load_files(
@@ -127,7 +103,7 @@ def _detection(name: str, raws: Mapping[str, Raw], trees: Mapping[str, Tree], br
     if count == len(order):
         raise InputError(f"{reports[0].name}: one image is left, expected another one to test on")
     held, kept = sorted(order[:count]), sorted(order[count:])
-    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True)
+    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True, whole=train)
 
 
 def _text(path: Path) -> str:

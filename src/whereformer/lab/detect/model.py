@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from whereformer.adapters import equip_detr
@@ -13,6 +14,7 @@ from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.start import start_from
 from whereformer.lab.train import seed_all
 
+SHARPNESS = 5.4
 PRIOR = 0.01  # of a class, in Conditional DETR's focal loss
 
 
@@ -71,6 +73,8 @@ def bare(experiment: DetectionExperiment, categories: int) -> Any:
         raise InputError(f"model_args={dict(experiment.model_args)!r} cannot be built: {reason}") from error
     model.model.backbone.model = features
     _start(model)
+    if experiment.queries is not None and experiment.model == "conditional_detr":
+        on_lattice(model, experiment.queries)
     return model
 
 
@@ -107,3 +111,33 @@ def _start(model: Any) -> None:
         nn.init.constant_(model.class_labels_classifier.bias, math.log(PRIOR / (1 - PRIOR)))
         nn.init.zeros_(model.bbox_predictor.layers[-1].weight)
         nn.init.zeros_(model.bbox_predictor.layers[-1].bias)
+
+
+@torch.no_grad()
+def on_lattice(model: Any, queries: tuple[int, int]) -> None:
+    """Lets each object query of Conditional DETR begin by looking at its own cell of a lattice over the image.
+
+    From random weights it takes most of a training to learn that the sines of a query's reference point and those
+    of the patches are to be compared. Here it is so from the start: reference points are the middles of the cells,
+    row by row; of their sines and of the patches' each head compares the same frequencies of both axes; and
+    nothing else is said to it. All of it is learned on. Without sines on the patches nothing is there to compare.
+    """
+    decoder = model.model.decoder
+    rows, columns = ((torch.arange(side) + 0.5) / side for side in queries)
+    middles = torch.cartesian_prod(rows, columns).flip(1)  # x, y
+    first, last = decoder.ref_point_head.layers
+    hidden = first(model.model.query_position_embeddings.weight).relu()
+    last.weight.copy_(torch.linalg.lstsq(hidden, middles.logit()).solution.T)
+    last.bias.zero_()
+    decoder.query_scale.layers[-1].weight.zero_()
+    decoder.query_scale.layers[-1].bias.fill_(1)
+    heads = model.config.decoder_attention_heads
+    waves = torch.arange(model.config.d_model).view(2, -1, 2)  # axis, frequency, sine and cosine
+    order = torch.cat([waves[:, head::heads].flatten() for head in range(heads)])
+    same = torch.eye(model.config.d_model)[order] * SHARPNESS
+    for layer in decoder.layers:
+        attention = layer.encoder_attn
+        attention.k_pos_proj.weight.copy_(same)
+        attention.q_pos_sine_proj.weight.copy_(same)
+        if attention.q_pos_proj is not None:
+            attention.q_pos_proj.weight.zero_()

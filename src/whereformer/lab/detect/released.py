@@ -32,7 +32,10 @@ RESNETS: dict[tuple[bool, tuple[int, ...]], str] = {
 
 
 def released(
-    source: str | os.PathLike[str], encoding: str | None = None, part: str | None = None
+    source: str | os.PathLike[str],
+    encoding: str | None = None,
+    part: str | None = None,
+    dilation: bool | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """The model that an official file holds, as transformers' `DetrForObjectDetection`, and what it is.
 
@@ -44,6 +47,8 @@ def released(
         encoding: what the weights were trained with, such as "detr_sine + rpe-2.0-product-ctx-1-k". None: as the
             file says it.
         part: which state dict, if the file holds several.
+        dilation: whether the backbone's last stage has dilation in the place of its stride (DC5); None: as the
+            file says it, or else not.
 
     Raises:
         InputError: it is no such file, or it does not fit the encoding.
@@ -58,6 +63,8 @@ def released(
     if "transformer.encoder.norm.weight" in entries:
         raise InputError(f"{str(source)!r} was trained with --pre_norm, which transformers' DETR does not have")
     arguments = _arguments(Path(source))
+    if dilation is not None:
+        arguments["dilation"] = dilation
     named, _ = in_timms_names(entries, irpe.DETR)
     text, where = _encoding(named, arguments, encoding)
     heads, heads_from = _heads(named, arguments)
@@ -71,7 +78,7 @@ def released(
     return model, {
         "weights": f"{irpe.DETR.source}{_part(checkpoint)}",
         "encoding": f"{text} ({where})",
-        "model": f"{_backbone(entries)}, {heads} heads ({heads_from})",
+        "model": f"{_backbone(entries)}, {_stride(arguments)}; {heads} heads ({heads_from})",
     }
 
 
@@ -145,6 +152,12 @@ def _backbone(entries: Entries) -> str:
     if (bottleneck, depths) not in RESNETS:
         raise InputError(f"backbone: blocks of stages {depths}, expected those of {list(RESNETS.values())}")
     return RESNETS[bottleneck, depths]
+
+
+def _stride(arguments: Mapping[str, Any]) -> str:
+    if "dilation" in arguments:
+        return "of stride 16, by dilation" if arguments["dilation"] else "of stride 32"
+    return "of stride 32 (assumed: the weights do not tell)"
 
 
 def _number(name: str, stem: str) -> int:

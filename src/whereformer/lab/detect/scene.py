@@ -22,7 +22,7 @@ from whereformer.lab.detect.texture import (
 )
 
 CATEGORIES = ("disc", "ring", "square", "triangle", "star", "cross")
-SIDES = (0.05, 0.55)  # of objects, in parts of the image's side; drawn evenly on a logarithmic scale
+SIDES = (0.05, 0.55)  # of objects, in parts of the image's shorter side
 LEAST_SIDE = 6  # pixels: smaller ones cannot be told apart
 VISIBLE = 0.35  # of an object: what others or the edge may hide is the rest
 TRIES = 12  # places tried for each object
@@ -36,7 +36,7 @@ class Scene(NamedTuple):
     annotations: list[dict[str, Any]]
 
 
-def draw(seed: Sequence[int], size: int, most: int, crowds: float) -> Scene:
+def draw(seed: Sequence[int], size: int, most: int, crowds: float, sides: tuple[float, float] = SIDES) -> Scene:
     """One image.
 
     Args:
@@ -44,6 +44,7 @@ def draw(seed: Sequence[int], size: int, most: int, crowds: float) -> Scene:
         size: pixels of the longer side.
         most: objects, at most.
         crowds: how often one of them is a crowd.
+        sides: of objects, in parts of the image's shorter side, drawn evenly on a logarithmic scale.
     """
     dice = Dice(*seed)
     height, width = _size(size, dice)
@@ -53,7 +54,7 @@ def draw(seed: Sequence[int], size: int, most: int, crowds: float) -> Scene:
     count, crowd = 1 + dice.below(most), dice.part() < crowds
     for index in range(count):
         for _ in range(TRIES):
-            thing = _thing(height, width, dice, crowd=crowd and index == 0)
+            thing = _thing(height, width, sides, dice, crowd=crowd and index == 0)
             if _fits(thing, owner, placed):
                 _paint(canvas, owner, thing, len(placed) + 1, dice)
                 placed.append(thing)
@@ -84,11 +85,11 @@ class _Thing(NamedTuple):
         return slice(self.top, self.top + rows), slice(self.left, self.left + columns)
 
 
-def _thing(height: int, width: int, dice: Dice, *, crowd: bool) -> _Thing:
+def _thing(height: int, width: int, sides: tuple[float, float], dice: Dice, *, crowd: bool) -> _Thing:
     """A shape at a place, cut at the edges of the image."""
     category, side = dice.below(len(CATEGORIES)), min(height, width)
     y, x = dice.part() * height, dice.part() * width
-    places = [(y, x, max(LEAST_SIDE, side * between(*SIDES, dice)))]
+    places = [(y, x, max(LEAST_SIDE, side * between(*sides, dice)))]
     if crowd:
         each = max(LEAST_SIDE, side * CROWD_SIDE)
         places = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from whereformer.errors import InputError, check_at_least, check_count, check_one_of
 from whereformer.lab import record
-from whereformer.lab.detect.scene import CATEGORIES, draw
+from whereformer.lab.detect.scene import CATEGORIES, SIDES, draw
 
 SETS = ("train", "val")
 PART = 250  # images whose annotations are written at once, until all are there
@@ -27,6 +27,7 @@ class Shapes:
         size: pixels of the longer side; the shorter one is from three quarters of it on.
         seed: another one draws other images.
         most: objects in an image, at most.
+        sides: of the objects, in parts of the image's shorter side, from the least to the greatest.
         crowds: parts of the images that hold a crowd, of many small shapes that are not told apart.
         format: of the images: "png", the same pixels everywhere; or "jpg", smaller.
     """
@@ -36,6 +37,7 @@ class Shapes:
     size: int = 128
     seed: int = 0
     most: int = 8
+    sides: tuple[float, float] = SIDES
     crowds: float = 0.08
     format: str = "png"
 
@@ -46,6 +48,10 @@ class Shapes:
         check_at_least("crowds", self.crowds, 0)
         if self.crowds > 1:
             raise InputError(f"crowds={self.crowds!r}, expected a number from 0 to 1")
+        sides = tuple(self.sides) if isinstance(self.sides, list | tuple) else ()
+        if len(sides) != 2 or not all(type(side) is float for side in sides) or not 0 < sides[0] <= sides[1] <= 1:
+            raise InputError(f"sides={self.sides!r}, expected two parts of 1, the least and the greatest")
+        object.__setattr__(self, "sides", sides)
         if type(self.seed) is not int or self.seed < 0:
             raise InputError(f"seed={self.seed!r}, expected a whole number from 0 on")
         check_one_of("format", self.format, FORMATS)
@@ -101,7 +107,7 @@ def generate(out: Path, shapes: Shapes, on_image: Callable[[int, int], None] | N
 def _claim(out: Path, shapes: Shapes) -> None:
     path, asked = out / "shapes.json", {"shapes": list(CATEGORIES), **asdict(shapes)}
     if path.exists():
-        if (there := record.read_json(path)) != asked:
+        if (there := record.read_json(path)) != json.loads(json.dumps(asked)):
             raise InputError(f"out={str(out)!r} holds other shapes, {there}: give another folder")
     elif out.exists() and not out.is_dir():
         raise InputError(f"out={str(out)!r} is a file: give a folder")
@@ -115,7 +121,7 @@ def _written(out: Path, shapes: Shapes, name: str, number: int) -> dict[str, Any
     """Draws one image and writes it; returns what COCO's format says of it."""
     from PIL import Image
 
-    scene = draw((shapes.seed, SETS.index(name), number), shapes.size, shapes.most, shapes.crowds)
+    scene = draw((shapes.seed, SETS.index(name), number), shapes.size, shapes.most, shapes.crowds, shapes.sides)
     height, width = scene.pixels.shape[:2]
     file = f"{number + 1:06d}.{shapes.format}"
     buffer = io.BytesIO()

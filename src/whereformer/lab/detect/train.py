@@ -8,32 +8,25 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from rich.console import Console
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import nn
 
 from whereformer.adapters.checkpoint import metadata
 from whereformer.errors import InputError
 from whereformer.lab import record
 from whereformer.lab.data import Share
-from whereformer.lab.detect.batches import to_train_on
 from whereformer.lab.detect.boxes import Category
-from whereformer.lab.detect.evaluate import Metrics, evaluate
 from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.load import Detection
-from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
-from whereformer.lab.detect.predict import predictions
 from whereformer.lab.detect.source import drawn, opened
+from whereformer.lab.detect.trainee import Trainee
 from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
 from whereformer.lab.runs import Counter, accelerator_for, run_all
-from whereformer.lab.train import CHECKPOINT_EVERY, seed_all, weights_of
+from whereformer.lab.train import CHECKPOINT_EVERY, weights_of
 
-TELL_EVERY = 1.0  # seconds
 CATEGORIES_KEY, EXPERIMENT_KEY = "whereformer.categories", "whereformer.experiment"
 """The metadata of a run's weights: names the categories, [[id, name], ...], and says how the model is built."""
 
@@ -100,9 +93,8 @@ def train(
     share = Share(accelerator.process_index, accelerator.num_processes)
     if experiment.batch_size % share.world:
         raise InputError(f"batch_size={experiment.batch_size}, expected a multiple of the {share.world} processes")
-    trainee = _Trainee(experiment, encoding, seed, data, accelerator)
-
     state = run.load() or {"epoch": 0, "best": None, "log": []}
+    trainee = Trainee(experiment, encoding, seed, data, accelerator, fresh=not state["epoch"])
     if state["epoch"]:
         trainee.restore(state)
         on_epoch(state["epoch"])
@@ -116,7 +108,7 @@ def train(
             metrics = trainee.tested(share)
             line |= asdict(metrics.overall)
             if _score(line) > max(map(_score, log), default=-math.inf):
-                best = weights_of(trainee.tested_model)
+                best = weights_of(trainee.kept)
         log.append({**line, "seconds": monotonic() - began})
         on_epoch(done)
         if done == experiment.epochs or monotonic() - saved_at > checkpoint_every:
@@ -134,7 +126,7 @@ def train(
         "best_epoch": top,
         "seconds": sum(line["seconds"] for line in log),
     }
-    last = weights_of(trainee.tested_model)
+    last = weights_of(trainee.kept)
     about = about_weights(experiment.single(encoding, seed), data.train.categories, trainee.detector)
     run.finish(result, log, {"last": last, "best": best or last}, about)
     accelerator.wait_for_everyone()
@@ -151,137 +143,6 @@ def about_weights(
         CATEGORIES_KEY: json.dumps([[one.id, one.name] for one in categories]),
         EXPERIMENT_KEY: experiment.to_json(),
     }
-
-
-def rate(experiment: DetectionExperiment, update: int, steps: int) -> float:
-    """The part of the learning rates that counts after so many updates, of which an epoch has `steps`."""
-    warm = min(1.0, (update + 1) / experiment.warmup) if experiment.warmup else 1.0
-    if experiment.schedule == "cosine":
-        return warm * (1 + math.cos(math.pi * update / (steps * experiment.epochs))) / 2
-    return warm * (0.1 if experiment.drop is not None and update >= experiment.drop * steps else 1.0)
-
-
-def optimizer_of(experiment: DetectionExperiment, detector: Any) -> torch.optim.Optimizer:
-    """AdamW, with a learning rate of its own for the backbone, and decay of all weights, as the paper has it."""
-    backbone = {id(parameter) for parameter in detector.model.backbone.parameters()}
-    groups = [
-        {
-            "params": [p for p in detector.parameters() if p.requires_grad and (id(p) in backbone) == inside],
-            "lr": learning_rate,
-            "initial_lr": learning_rate,
-        }
-        for inside, learning_rate in ((False, experiment.learning_rate), (True, experiment.backbone_learning_rate))
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, weight_decay=experiment.weight_decay, fused=True)
-
-
-class _Trainee:
-    """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one."""
-
-    def __init__(
-        self,
-        experiment: DetectionExperiment,
-        encoding: str,
-        seed: int,
-        data: Detection,
-        accelerator: Accelerator,
-    ) -> None:
-        self.experiment, self.data, self.accelerator = experiment, data, accelerator
-        self.encoding, self.seed = encoding, seed
-        self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
-        self.average = (
-            AveragedModel(self.detector, multi_avg_fn=get_ema_multi_avg_fn(experiment.ema))
-            if experiment.ema is not None
-            else None
-        )
-        self.model, self.optimizer = accelerator.prepare(
-            WithLoss(self.detector), optimizer_of(experiment, self.detector)
-        )
-
-    @property
-    def tested_model(self) -> Any:
-        """What is tested and kept: the moving average, or the model itself."""
-        return self.detector if self.average is None else self.average.module
-
-    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
-        """One epoch of training: the mean of the losses."""
-        experiment, seed = self.experiment, self.seed
-        seed_all(seed, epoch, share.rank)
-        self.model.train()
-        steps = len(self.data.train) // experiment.batch_size
-        totals, told = {}, monotonic()
-        batches = to_train_on(
-            self.data.train,
-            experiment.augmented,
-            experiment.batch_size,
-            seed=seed,
-            epoch=epoch,
-            share=share,
-            workers=experiment.loader_workers,
-        )
-        for step, batch in enumerate(batches):
-            factor = rate(experiment, epoch * steps + step, steps)
-            for group in self.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
-            losses = self.model(send_to_device(batch, self.accelerator.device))
-            seen = {name: mean(loss.detach()) for name, loss in losses.items()}
-            if not torch.isfinite(seen["loss"]):
-                raise InputError(
-                    f"{self.encoding}, seed {seed}: the loss is not finite in epoch {epoch + 1}, step {step + 1};"
-                    " try a smaller learning_rate, a warmup, a clip, or another precision. The epochs before it"
-                    " are kept"
-                )
-            self._step(losses["loss"])
-            totals = {name: totals.get(name, 0) + loss for name, loss in seen.items()}
-            if monotonic() - told > TELL_EVERY and step + 1 < steps:
-                on_epoch(epoch + (step + 1) / steps)
-                told = monotonic()
-        return {name: float(total) / steps for name, total in totals.items()}
-
-    def _step(self, loss: Tensor) -> None:
-        self.accelerator.backward(loss)
-        if self.experiment.clip is not None:
-            self.accelerator.clip_grad_norm_(self.detector.parameters(), self.experiment.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update_parameters(self.detector)
-
-    def tested(self, share: Share) -> Metrics:
-        """The metrics of the images to test on, each of which one process looks at."""
-        experiment, truth = self.experiment, self.data.validation
-        rows = predictions(
-            self.tested_model,
-            truth,
-            experiment.augmented,
-            experiment.batch_size,
-            self.accelerator.device,
-            share=share,
-            workers=experiment.loader_workers,
-        )
-        places = {picture.id: place for place, picture in enumerate(truth.pictures)}
-        rows = sorted(gather_object(rows), key=lambda row: places[row["image_id"]])
-        metrics: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            metrics = [evaluate(truth, rows, experiment.areas)]
-        return broadcast_object_list(metrics)[0]
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.detector.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "average": self.average.state_dict() if self.average is not None else None,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.detector.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
 
 
 def _score(line: dict[str, Any]) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from whereformer.errors import InputError
 
+ROOM = 2**28  # bytes of decoded images that are kept, so that small sets are decoded once
 READERS = 8  # threads that read the headers of images
 ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 TAIL = 64  # bytes in which the end of an image is looked for
@@ -72,6 +73,8 @@ class Tree:
         self.names: dict[str, str | None] = {}  # a name with slashes -> the zip that holds the file, or None
         self._headers: dict[str, Header | str] = {}
         self._archives: dict[str, zipfile.ZipFile] = {}
+        self._pictures: dict[str, Any] = {}  # decoded, as long as there is room
+        self._room = ROOM
         self._process = os.getpid()
         if only is not None:
             self.names = dict.fromkeys(only)
@@ -90,7 +93,7 @@ class Tree:
             raise InputError(f"data={str(root)!r}, expected a folder or a zip file")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_archives": {}, "on_image": None}
+        return {**self.__dict__, "_archives": {}, "_pictures": {}, "_room": ROOM, "on_image": None}
 
     def __repr__(self) -> str:
         return f"Tree({str(self.root)!r})"
@@ -146,6 +149,8 @@ class Tree:
         """
         from PIL import Image, ImageOps
 
+        if (known := self._pictures.get(name)) is not None and known.size == size:
+            return known.copy()
         try:
             with Image.open(BytesIO(self.read(name))) as image:
                 picture = ImageOps.exif_transpose(image) if image.size != size else image
@@ -154,6 +159,9 @@ class Tree:
             raise InputError(f"image {name!r} cannot be read: {type(error).__name__}: {error}") from None
         if found.size != size:
             raise InputError(f"image {name!r} is of size {found.size}, expected {size}")
+        if (need := 3 * size[0] * size[1]) <= self._room:
+            self._pictures[name] = found.copy()
+            self._room -= need
         return found
 
     def headers(self, names: Iterable[str]) -> dict[str, Header | str]:

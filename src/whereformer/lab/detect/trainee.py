@@ -1,0 +1,165 @@
+"""What a run in detection trains: the detector, its optimizer, and the moving average of its weights."""
+
+import math
+from time import monotonic
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from whereformer.errors import InputError
+from whereformer.lab.data import Share
+from whereformer.lab.detect.batches import to_train_on
+from whereformer.lab.detect.evaluate import Metrics, evaluate
+from whereformer.lab.detect.experiment import DetectionExperiment
+from whereformer.lab.detect.load import Detection
+from whereformer.lab.detect.loss import WithLoss, mean
+from whereformer.lab.detect.model import build
+from whereformer.lab.detect.objects import learn_objects
+from whereformer.lab.detect.predict import predictions
+from whereformer.lab.pool import OnEpoch
+from whereformer.lab.train import seed_all
+
+TELL_EVERY = 1.0  # seconds
+
+
+class Trainee:
+    """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one.
+
+    Args:
+        fresh: whether the run begins here; what it is restored to needs no start.
+    """
+
+    def __init__(
+        self,
+        experiment: DetectionExperiment,
+        encoding: str,
+        seed: int,
+        data: Detection,
+        accelerator: Accelerator,
+        *,
+        fresh: bool,
+    ) -> None:
+        self.experiment, self.data, self.accelerator = experiment, data, accelerator
+        self.encoding, self.seed = encoding, seed
+        self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
+        if fresh and experiment.backbone_epochs and not experiment.weights:
+            learn_objects(self.detector.model.backbone.model, data.train, experiment.backbone_epochs, seed)
+        self.average = (
+            AveragedModel(self.detector, multi_avg_fn=get_ema_multi_avg_fn(experiment.ema))
+            if experiment.ema is not None
+            else None
+        )
+        self.model, self.optimizer = accelerator.prepare(
+            WithLoss(self.detector), optimizer_of(experiment, self.detector)
+        )
+
+    @property
+    def kept(self) -> Any:
+        """What is tested and kept: the moving average, or the model itself."""
+        return self.detector if self.average is None else self.average.module
+
+    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
+        """One epoch of training: the mean of the losses."""
+        experiment, seed = self.experiment, self.seed
+        seed_all(seed, epoch, share.rank)
+        self.model.train()
+        steps = len(self.data.train) // experiment.batch_size
+        totals, told = {}, monotonic()
+        batches = to_train_on(
+            self.data.train,
+            experiment.augmented,
+            experiment.batch_size,
+            seed=seed,
+            epoch=epoch,
+            share=share,
+            workers=experiment.loader_workers,
+        )
+        for step, batch in enumerate(batches):
+            factor = rate(experiment, epoch * steps + step, steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            losses = self.model(send_to_device(batch, self.accelerator.device))
+            seen = {name: mean(loss.detach()) for name, loss in losses.items()}
+            if not torch.isfinite(seen["loss"]):
+                raise InputError(
+                    f"{self.encoding}, seed {seed}: the loss is not finite in epoch {epoch + 1}, step {step + 1};"
+                    " try a smaller learning_rate, a warmup, a clip, or another precision. The epochs before it"
+                    " are kept"
+                )
+            self._step(losses["loss"])
+            totals = {name: totals.get(name, 0) + loss for name, loss in seen.items()}
+            if monotonic() - told > TELL_EVERY and step + 1 < steps:
+                on_epoch(epoch + (step + 1) / steps)
+                told = monotonic()
+        return {name: float(total) / steps for name, total in totals.items()}
+
+    def _step(self, loss: Tensor) -> None:
+        self.accelerator.backward(loss)
+        if self.experiment.clip is not None:
+            self.accelerator.clip_grad_norm_(self.detector.parameters(), self.experiment.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update_parameters(self.detector)
+
+    def tested(self, share: Share) -> Metrics:
+        """The metrics of the images to test on, each of which one process looks at."""
+        experiment, truth = self.experiment, self.data.validation
+        rows = predictions(
+            self.kept,
+            truth,
+            experiment.augmented,
+            experiment.batch_size,
+            self.accelerator.device,
+            share=share,
+            workers=experiment.loader_workers,
+        )
+        places = {picture.id: place for place, picture in enumerate(truth.pictures)}
+        rows = sorted(gather_object(rows), key=lambda row: places[row["image_id"]])
+        metrics: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            metrics = [evaluate(truth, rows, experiment.areas)]
+        return broadcast_object_list(metrics)[0]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.detector.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
+            "average": self.average.state_dict() if self.average is not None else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.detector.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+
+def rate(experiment: DetectionExperiment, update: int, steps: int) -> float:
+    """The part of the learning rates that counts after so many updates, of which an epoch has `steps`."""
+    warm = min(1.0, (update + 1) / experiment.warmup) if experiment.warmup else 1.0
+    if experiment.schedule == "cosine":
+        return warm * (1 + math.cos(math.pi * update / (steps * experiment.epochs))) / 2
+    return warm * (0.1 if experiment.drop is not None and update >= experiment.drop * steps else 1.0)
+
+
+def optimizer_of(experiment: DetectionExperiment, detector: Any) -> torch.optim.Optimizer:
+    """AdamW, with a learning rate of its own for the backbone, and decay of all weights, as the paper has it."""
+    backbone = {id(parameter) for parameter in detector.model.backbone.parameters()}
+    groups = [
+        {
+            "params": [p for p in detector.parameters() if p.requires_grad and (id(p) in backbone) == inside],
+            "lr": learning_rate,
+            "initial_lr": learning_rate,
+        }
+        for inside, learning_rate in ((False, experiment.learning_rate), (True, experiment.backbone_learning_rate))
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, weight_decay=experiment.weight_decay, fused=True)
