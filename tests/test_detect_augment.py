@@ -77,6 +77,17 @@ def test_images_to_test_on_have_detrs_sizes(size, expected):
     assert target["orig_size"].tolist() == list(size)
 
 
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1), (1, 1)])
+def test_images_of_any_proportions_keep_a_pixel(size):
+    recipe = Augmentation.scaled(32)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        for transform in (recipe.testing(), recipe.training()):
+            image, target = transform(*sample(size, boxes=((0, 0, size[1], size[0]),)))
+            assert 1 <= min(image.shape[1:]) <= max(image.shape[1:]) <= recipe.longest
+            assert target["boxes"].canvas_size == tuple(image.shape[1:])
+
+
 def test_testing_is_not_random_and_training_follows_from_the_seed():
     augmentation = Augmentation.scaled(64)
 

@@ -118,6 +118,31 @@ def test_predict_writes_boxes_numbers_and_drawings(capsys, folder, tmp_path):
     assert not (tmp_path / "other" / "drawn").exists()
 
 
+def test_files_that_are_named_are_looked_at_whatever_they_are_called(capsys, folder, tmp_path):
+    boxed.picture(tmp_path / "a.png", 40, 30)
+    (tmp_path / "a.png").rename(tmp_path / "photo")
+    (tmp_path / "note.txt").write_text("no image")
+    asked = [str(folder / "cross.pth"), "--enc_rpe2d", "rpe-20-cross-ctx-1-k", "--size", "64", "--no-drawings"]
+    asked += ["--out", str(tmp_path / "out"), "--json", str(tmp_path / "photo"), str(tmp_path / "note.txt")]
+    code, said, err = call(capsys, "detect", "predict", *asked)
+    assert (code, err) == (0, "")
+    found = json.loads(said)
+    assert [one["file"] for one in found["images"]] == ["photo"]
+    assert [one["file"] for one in found["unreadable"]] == ["note.txt"]
+
+
+def test_results_take_the_place_of_earlier_ones_of_their_kind(capsys, folder, tmp_path):
+    out = tmp_path / "out"
+    asked = [str(folder / "cross.pth"), "--enc_rpe2d", "rpe-20-cross-ctx-1-k", "--size", "64", "--out", str(out)]
+    photos = [str(folder / "coco" / "val" / f"{number}.png") for number in (1, 2)]
+    for shown, drawn in ((photos, ["000001-1.png", "000002-2.png"]), (photos[1:], ["000001-2.png"])):
+        assert call(capsys, "detect", "predict", *asked, *shown)[0] == 0
+        assert sorted(path.name for path in (out / "drawn").iterdir()) == drawn
+    assert call(capsys, "detect", "eval", *asked, "--data", str(folder / "coco"))[0] == 2
+    (out / "images.json").rename(out / "metrics.json")
+    assert call(capsys, "detect", "predict", *asked, *photos)[0] == 2
+
+
 MISTAKES = {
     "no action": [],
     "unknown action": ["trian"],

@@ -186,6 +186,13 @@ def test_options_change_what_they_name_and_nothing_else(tmp_path):
     assert asked("--data", str(tmp_path), "--recipe", "small") == replace(base, data=str(tmp_path))
     assert asked("--data", str(tmp_path), "--backbone-weights", "none").backbone_weights is None
     assert asked("--epochs", "1").drop is None
+    assert asked("--data", str(tmp_path), "--loader-workers", "0") == replace(
+        paper(str(tmp_path)), loader_workers=0
+    )
+
+
+def test_who_reads_is_no_part_of_the_recipe():
+    assert replace(TINY, loader_workers=2).digest() == TINY.digest() != replace(TINY, epochs=3).digest()
 
 
 MISTAKES = {

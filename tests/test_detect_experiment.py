@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import boxed
 from whereformer import Grid, InputError
 from whereformer.lab.detect.augment import Augmentation
 from whereformer.lab.detect.experiment import DetectionExperiment, paper
@@ -108,3 +109,13 @@ def test_what_is_wrong_is_named(changes, match):
 def test_data_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match="data='nowhere'"):
         opened(replace(DEFAULT, data="nowhere"), tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"iscrowd": 1}, {"category_id": 7}])
+def test_data_without_boxes_to_train_on_is_refused(tmp_path, wrong):
+    boxed.picture(tmp_path / "val" / "1.png", 40, 30)
+    for name, row in {"train": {**boxed.box(1, 1), **wrong}, "val": boxed.box(1, 1)}.items():
+        text = boxed.coco([boxed.image(1, "1.png")], [row])
+        boxed.write(tmp_path, {f"annotations/instances_{name}.json": text})
+    with pytest.raises(InputError, match="none of the 1 images to train on holds a box"):
+        opened(replace(DEFAULT, data=str(tmp_path), batch_size=1), tmp_path)

@@ -179,6 +179,7 @@ def test_official_weights_of_detr_to_start_from(tmp_path):
         ({"model_args": {"no_such": 1}}, "no_such unknown to a DetrConfig"),
         ({"model_args": {"d_model": "x"}}, "d_model"),
         ({"model_args": {"d_model": 30}}, "dim=30"),
+        ({"model_args": {**TINY.model_args, "num_queries": 0}}, "num_queries=0"),
         ({"encodings": ("peg",), "baseline": "peg"}, "PEG"),
     ],
 )

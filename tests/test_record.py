@@ -8,7 +8,7 @@ import torch
 
 from whereformer import InputError
 from whereformer.lab.experiment import Experiment
-from whereformer.lab.record import Run, claimed, slug, write
+from whereformer.lab.record import Run, claimed, run_folder, slug, write
 
 
 @pytest.fixture
@@ -58,6 +58,10 @@ def test_a_folder_holds_one_experiment(tmp_path):
         pass
     with claimed(tmp_path, Experiment(seeds=(0, 1), encodings=("none", "peg"))):
         pass  # other runs of the same recipe
+    with claimed(tmp_path, Experiment(epochs=24)):
+        pass  # no run has begun
+    with claimed(tmp_path, Experiment()):
+        Run(run_folder(tmp_path, "none", 0)).start(Experiment())
     with pytest.raises(InputError, match="epochs=25, not 26"), claimed(tmp_path, Experiment(epochs=26)):
         pass
 

@@ -135,7 +135,10 @@ def slug(text: str) -> str:
 
 @contextmanager
 def claimed(out: Path, experiment: Study) -> Iterator[None]:
-    """Holds the folder of a study for this process alone; refuses one that holds another experiment."""
+    """Holds the folder of a study for this process alone; refuses one that holds runs of another experiment.
+
+    An experiment of which no run has begun, such as one with a mistake in it, makes room for the next.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with open(out / ".lock", "wb") as lock:
         try:
@@ -148,7 +151,7 @@ def claimed(out: Path, experiment: Study) -> Iterator[None]:
             except BlockingIOError:
                 raise InputError(f"out={str(out)!r}: another process is at work there") from None
         path = out / "experiment.json"
-        if path.exists():
+        if path.exists() and any(out.glob("runs/*/seed-*")):
             _check_same(out, type(experiment).from_file(path).recipe(), experiment.recipe())
         write(path, experiment.to_json())
         yield

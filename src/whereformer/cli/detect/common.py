@@ -33,9 +33,7 @@ def detector_arguments(command: argparse.ArgumentParser) -> None:
     how = command.add_argument_group("how it looks at images")
     how.add_argument("--size", type=count, metavar="PIXELS", help="of their shorter side (as the detector says)")
     how.add_argument("--batch-size", type=count, metavar="N", default=4, help="images at once (4)")
-    how.add_argument(
-        "--loader-workers", type=_whole, metavar="N", default=0, help="processes that read images (0)"
-    )
+    how.add_argument("--loader-workers", type=whole, metavar="N", default=0, help="processes that read images (0)")
 
 
 def detector_of(options: argparse.Namespace) -> Any:
@@ -101,5 +99,5 @@ def fresh(out: Path, name: str) -> Path:
     return out
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
     return 0 if text == "0" else count(text)

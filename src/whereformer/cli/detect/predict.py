@@ -36,7 +36,7 @@ def predict(options: argparse.Namespace) -> None:
     from whereformer.lab.detect import results
     from whereformer.lab.detect.images import images
 
-    fresh(options.out, "predictions.json")
+    fresh(options.out, "images.json")
     detector = detector_of(options)
     categories = [category for category in detector.categories if category]
     with counted("images checked") as step:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.cli.arguments import count, specs
+from whereformer.cli.detect.common import whole
 from whereformer.cli.show import needs_detect, print_table
 from whereformer.errors import InputError
 
@@ -70,7 +71,7 @@ def arguments(command: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--workers", type=count, metavar="N", help="processes that train, on a CPU (one per core)")
     where.add_argument(
-        "--loader-workers", type=count, metavar="N", help="processes that read images, of each of these"
+        "--loader-workers", type=whole, metavar="N", help="processes that read images, of each of these"
     )
 
 

@@ -79,8 +79,8 @@ class Augmentation:
 
     def training(self) -> v2.Transform:
         """For images to train on."""
-        resize = v2.RandomShortestSize(list(self.shorter), self.longest)
-        cropped = [v2.RandomShortestSize(list(self.before_crop)), RandomCrop(*self.crop), resize]
+        resize = ShortestSize(list(self.shorter), self.longest)
+        cropped = [ShortestSize(list(self.before_crop)), RandomCrop(*self.crop), resize]
         steps: list[Any] = [
             v2.RandomHorizontalFlip(self.flip),
             v2.RandomChoice([resize, v2.Compose(cropped)], p=[1 - self.crops, self.crops]),
@@ -91,7 +91,14 @@ class Augmentation:
 
     def testing(self) -> v2.Transform:
         """For images to test on: nothing is random."""
-        return v2.Compose([v2.RandomShortestSize([max(self.shorter)], self.longest), *_finish()])
+        return v2.Compose([ShortestSize([max(self.shorter)], self.longest), *_finish()])
+
+
+class ShortestSize(v2.RandomShortestSize):
+    """The shorter side to one of some sizes; no side to less than a pixel, however long the other one is."""
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        return {"size": tuple(max(1, side) for side in super().make_params(flat_inputs)["size"])}
 
 
 class RandomCrop(v2.Transform):

@@ -165,6 +165,9 @@ class DetectionExperiment(Study):
         sizes = max(self.augmented.shorter), self.augmented.longest
         return Grid(*(-(-size // stride) for size in sizes))
 
+    def recipe(self) -> dict[str, Any]:
+        return {name: value for name, value in super().recipe().items() if name != "loader_workers"}  # no number's
+
     def words(self, result: Mapping[str, Any]) -> str:
         ap = result["metrics"]["AP"]
         return "AP –" if ap is None else f"AP {100 * ap:.1f}"

@@ -23,8 +23,9 @@ def images(
     Raises:
         InputError: there is no such file, or no image among them.
     """
-    tree = _tree([Path(path) for path in paths], on_image)
-    names = [name for name in tree.names if name.lower().endswith(SUFFIXES)]
+    whole = len(paths) == 1 and (Path(paths[0]).is_dir() or Path(paths[0]).suffix.lower() == ".zip")
+    tree = Tree(paths[0], on_image) if whole else _tree([Path(path) for path in paths], on_image)
+    names = [name for name in tree.names if not whole or name.lower().endswith(SUFFIXES)]
     headers = tree.headers(names)
     broken = [
         Finding("unreadable image", name, header) for name, header in headers.items() if isinstance(header, str)
@@ -39,8 +40,7 @@ def images(
 
 
 def _tree(paths: Sequence[Path], on_image: Progress | None) -> Tree:
-    if len(paths) == 1 and (paths[0].is_dir() or paths[0].suffix.lower() == ".zip"):
-        return Tree(paths[0], on_image)
+    """The files, whatever their names end in."""
     for path in paths:
         if not path.is_file():
             raise InputError(f"images: {str(path)!r}, expected image files, or one folder or zip file of them")

@@ -65,6 +65,8 @@ def bare(experiment: DetectionExperiment, categories: int) -> Any:
     if experiment.queries is not None:
         args["num_queries"] = math.prod(experiment.queries)
     try:
+        if args.get("num_queries", 1) < 1:
+            raise ValueError(f"num_queries={args['num_queries']}, expected a positive number")
         model = make(make_config(backbone_config=_stand_in(features.feature_info.channels()[-1]), **args))
     except (StrictDataclassError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())

@@ -51,7 +51,8 @@ def write_evaluation(
 def write_predictions(
     out: Path, images: Annotations, rows: Sequence[Prediction], least: float, on_image: Progress | None
 ) -> dict[int, str]:
-    """predictions.json, images.json, and a drawing of each image unless there is no `on_image`.
+    """predictions.json, images.json, and a drawing of each image unless there is no `on_image`; in the place of
+    those of an earlier call.
 
     Returns:
         the drawing's name in `out` of each image, by its number.
@@ -59,6 +60,8 @@ def write_predictions(
     numbers = images.to_coco()
     record.write_json(out / "images.json", {name: numbers[name] for name in ("images", "categories")})
     record.write(out / "predictions.json", json.dumps(list(rows)))
+    for drawing in out.glob("drawn/[0-9]*-*.png"):
+        drawing.unlink()
     if on_image is None:
         return {}
     drawings = {}

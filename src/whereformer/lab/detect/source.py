@@ -23,12 +23,18 @@ def opened(experiment: DetectionExperiment, out: Path, on_image: Progress | None
     """Reads the data, once it is `drawn`, and checks it.
 
     Raises:
-        InputError: the data is of no use, or refused; there are fewer images than a batch takes.
+        InputError: the data is of no use, or refused; there are fewer images than a batch takes, or no box.
     """
     folder = out / "shapes" if experiment.data == "shapes" else Path(experiment.data)
     data = load(folder, broken=experiment.broken, on_image=on_image)
     if len(data.train) < experiment.batch_size:
         raise InputError(
             f"batch_size={experiment.batch_size}, expected at most the {len(data.train)} images to train on"
+        )
+    if bool(data.train.boxes.crowd.all()):  # of none, too
+        kinds = "; ".join(f"{len(found):,} x {kind}" for kind, found in data.reports[0].kinds().items())
+        raise InputError(
+            f"{data.reports[0].name}: none of the {len(data.train)} images to train on holds a box, crowds aside"
+            + (f"; skipped or mended: {kinds}" if kinds else "")
         )
     return data
