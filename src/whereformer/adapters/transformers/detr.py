@@ -22,6 +22,7 @@ from whereformer.encoding import PositionEncoding
 from whereformer.encodings import DETRLearned
 from whereformer.errors import InputError
 from whereformer.grid import Grid
+from whereformer.images import Padded
 
 HOME = (800, 1333)
 """The size of the images that it was published for, in pixels: its config names none."""
@@ -97,8 +98,13 @@ class EquippedPositions(Equipped, *((nn.Module,) if TYPE_CHECKING else ())):
         if not first:
             return own
         where = self.place.grid.images() if isinstance(self.place.grid, Corners) else self.place.grid
+        rows: list[int] | slice = slice(None)
+        if isinstance(where, Padded):  # images of one size are told the same
+            kinds = list(dict.fromkeys(where.grids))
+            rows = [kinds.index(grid) for grid in where.grids]
+            batch, where = len(kinds), Padded(tuple(kinds), where.grid)
         tokens = torch.zeros(batch, height * width, first[0].dim, device=device, dtype=dtype)
-        return own + encode(tokens, where, first).mT.unflatten(-1, (height, width))
+        return own + encode(tokens, where, first)[rows].mT.unflatten(-1, (height, width))
 
 
 def no_sines(shape: torch.Size, device: torch.device, dtype: torch.dtype, features: int, *rest: Any) -> Tensor:

@@ -14,7 +14,7 @@ from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.start import start_from
 from whereformer.lab.train import seed_all
 
-SHARPNESS = 5.4
+SHARPNESS = 5.4  # with which sines are compared at the start: some patches are seen, not one and not all
 PRIOR = 0.01  # of a class, in Conditional DETR's focal loss
 
 
@@ -119,8 +119,9 @@ def on_lattice(model: Any, queries: tuple[int, int]) -> None:
 
     From random weights it takes most of a training to learn that the sines of a query's reference point and those
     of the patches are to be compared. Here it is so from the start: reference points are the middles of the cells,
-    row by row; of their sines and of the patches' each head compares the same frequencies of both axes; and
-    nothing else is said to it. All of it is learned on. Without sines on the patches nothing is there to compare.
+    row by row (as nearly as may be, if there are more of them than features); of their sines and of the patches'
+    each head compares the same frequencies of both axes; and nothing else is said to it. All of it is learned on.
+    Without sines on the patches nothing is there to compare.
     """
     decoder = model.model.decoder
     rows, columns = ((torch.arange(side) + 0.5) / side for side in queries)
