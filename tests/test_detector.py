@@ -329,7 +329,7 @@ def test_images_are_numbered_in_the_order_of_their_names(tmp_path):
     assert some.tree.image("more/c.JPG", (32, 20)).size == (32, 20)
     for paths, says in (
         ([tmp_path / "d.jpg"], "none of them is an image: d.jpg"),
-        ([tmp_path / "notes.txt"], "expected files that end in .jpg"),
+        ([tmp_path / "notes.txt"], "none of them is an image: notes.txt: no image"),
         ([tmp_path / "no.jpg"], "no.jpg', expected image files"),
         ([tmp_path, tmp_path / "b.png"], "expected image files, or one folder"),
     ):

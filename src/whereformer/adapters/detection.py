@@ -1,7 +1,7 @@
 """DETR's encoder and decoder, equipped in one go."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
 
@@ -58,7 +58,8 @@ def equip_detr(
             f"equip_detr: decoder={decoder!r}, queries={queries!r}: expected both, or none, as object queries lie"
             " nowhere unless it is said"
         )
-    options = {name: value for name, value in {"queries": queries, "home": home}.items() if value is not None}
+    options: dict[str, Any] = {"queries": queries, "home": home}
+    options = {name: value for name, value in options.items() if value is not None}
     host = host_of(model, **options)
     if decoder is None:
         return equip(model, encoding, host=host, keep_own=keep_own, share=share)

@@ -135,7 +135,7 @@ class DetectionExperiment(Study):
         self._check_queries()
         if self.data != "shapes" and self.data_args:
             raise InputError(f"data_args={dict(self.data_args)!r}: only data='shapes' takes any")
-        self.shapes, self.augmented, self.home(1)
+        _ = self.shapes, self.home(1)  # they say what is wrong with their arguments
 
     def _check_queries(self) -> None:
         lattice = self.queries is None or (

@@ -176,7 +176,7 @@ class Tree:
         return {name: self._headers[name] for name in asked}
 
     def _header(self, name: str) -> Header | str:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         try:
             with self._open(name) as file, Image.open(file) as image:
@@ -187,6 +187,8 @@ class Tree:
                 if self.decode or not whole:  # it may be cut short: only decoding tells
                     image.load()
                 return header
+        except UnidentifiedImageError:
+            return "no image"
         except Exception as error:  # of many kinds
             return " ".join(f"{type(error).__name__}: {error}".split())
 
