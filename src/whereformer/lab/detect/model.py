@@ -117,8 +117,8 @@ def _start(model: Any) -> None:
 def on_lattice(model: Any, queries: tuple[int, int]) -> None:
     """Lets each object query of Conditional DETR begin by looking at its own cell of a lattice over the image.
 
-    From random weights it takes most of a training to learn that the sines of a query's reference point and those
-    of the patches are to be compared. Here it is so from the start: reference points are the middles of the cells,
+    From random weights it has to be learned first that the sines of a query's reference point and those of the
+    patches are to be compared. Here it is so from the start: reference points are the middles of the cells,
     row by row (as nearly as may be, if there are more of them than features); of their sines and of the patches'
     each head compares the same frequencies of both axes; and nothing else is said to it. All of it is learned on.
     Without sines on the patches nothing is there to compare.
