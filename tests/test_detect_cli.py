@@ -83,11 +83,27 @@ def test_a_set_alone_is_tested_on_as_a_whole(capsys, folder, tmp_path):
     (tmp_path / "annotations" / "instances_train.json").unlink()
     asked = [str(folder / "cross.pth"), "--data", str(tmp_path), "--size", "64", "--json"]
     asked += ["--enc_rpe2d", "rpe-20-cross-ctx-1-k"]
-    for options, which, images in (([], "all", 3), (["--set", "validation"], "validation", 1)):
-        code, said, _ = call(capsys, "detect", "eval", *asked, *options)
-        assert code == 0
-        found = json.loads(said)
-        assert (found["data"]["set"], found["metrics"]["images"]) == (which, images)
+    code, said, _ = call(capsys, "detect", "eval", *asked)
+    assert code == 0
+    found = json.loads(said)
+    assert (found["data"]["set"], found["metrics"]["images"]) == ("all", 3)
+
+
+def test_images_that_are_not_tested_on_need_not_be_there(capsys, folder, tmp_path):
+    """COCO's annotations whole, and the images of val2017 alone."""
+    data(tmp_path, COCO)
+    train = json.loads((tmp_path / "annotations" / "instances_train.json").read_text())
+    for image in train["images"]:
+        image["file_name"] = f"elsewhere-{image['file_name']}"
+    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(train))
+    asked = [str(folder / "cross.pth"), "--data", str(tmp_path), "--size", "64", "--json"]
+    code, said, _ = call(capsys, "detect", "eval", *asked, "--enc_rpe2d", "rpe-20-cross-ctx-1-k")
+    assert code == 0
+    found = json.loads(said)
+    assert (found["data"]["set"], found["metrics"]["images"]) == ("validation", 3)
+    code, _, err = call(capsys, "detect", "eval", *asked, "--set", "train")
+    assert code == 2
+    assert "elsewhere-" in err
 
 
 def test_predict_writes_boxes_numbers_and_drawings(capsys, folder, tmp_path):

@@ -32,7 +32,10 @@ def arguments(command: argparse.ArgumentParser) -> None:
         "--data", type=Path, metavar="DIR", help="a folder or a zip file of annotated images (those of the run)"
     )
     on.add_argument(
-        "--set", choices=("validation", "train"), help="(validation; or all, where the data is one set alone)"
+        "--set",
+        choices=("validation", "train"),
+        default="validation",
+        help="(validation; or all, where the data is one set alone)",
     )
     on.add_argument("--broken", choices=("skip", "refuse"), default="skip", help="what is wrong with them (skip)")
     on.add_argument(
@@ -50,7 +53,6 @@ def evaluate(options: argparse.Namespace) -> None:
     needs_detect()
     from whereformer.lab.detect import results
     from whereformer.lab.detect.evaluate import evaluate as scored
-    from whereformer.lab.detect.load import load
 
     if options.out:
         fresh(options.out, "metrics.json")
@@ -58,9 +60,7 @@ def evaluate(options: argparse.Namespace) -> None:
     source = options.data or data_of(options.detector, detector)
     areas = options.areas or (detector.experiment.areas if detector.experiment else "pixels")
     with counted("images checked") as step:
-        data = load(source, broken=options.broken, on_image=step)
-    which, truth = _chosen(data, options.set, source, detector.experiment)
-    checked = data.reports[0 if which == "train" else -1]
+        which, truth, checked = _set(source, options, detector.experiment, step)
     known = detector.known(truth.categories).values()
     unknown = [category.name for category in truth.categories if category not in known]
     if not options.json:
@@ -88,12 +88,17 @@ def evaluate(options: argparse.Namespace) -> None:
             print(f"Written: {options.out / 'metrics.json'}, predictions.json, sheet.png")
 
 
-def _chosen(data: Any, asked: str | None, source: Path, experiment: Any) -> tuple[str, Any]:
-    """The name of a set, and its images; those that were held out where the detector was trained on the others."""
-    own = experiment is not None and experiment.data in (str(source), str(source.resolve()))
-    if asked is None and data.whole is not None and not own:
-        return "all", data.whole
-    return ("train", data.train) if asked == "train" else ("validation", data.validation)
+def _set(source: Path, options: argparse.Namespace, experiment: Any, step: Any) -> tuple[str, Any, Any]:
+    """The name of a set, its images, and what was found in it; of the images that a detector was trained on, those
+    that were held out then."""
+    from whereformer.lab.detect.load import load, load_set
+
+    if experiment is None or experiment.data not in (str(source), str(source.resolve())):
+        return load_set(source, options.set, broken=options.broken, on_image=step)
+    data = load(source, broken=options.broken, on_image=step)
+    if options.set == "train":
+        return "train", data.train, data.reports[0]
+    return "validation", data.validation, data.reports[-1]
 
 
 def _say(metrics: Any, areas: str, unknown: list[str]) -> None:

@@ -25,7 +25,6 @@ class Detection:
         train, validation: the images.
         reports: one for each set that was read.
         held_out: whether `validation` was split off because there was but one set.
-        whole: that set, if so.
     """
 
     format: str
@@ -33,7 +32,6 @@ class Detection:
     validation: Annotations
     reports: tuple[Report, ...]
     held_out: bool = False
-    whole: Annotations | None = None
 
 
 def load(
@@ -55,12 +53,33 @@ def load(
     """
     check_one_of("broken", broken, FORMS)
     tree = Tree(data, on_image, decode=decode)
-    for name, module in FORMATS.items():
-        if sets := module.found(tree):
-            raws = module.read(tree, _chosen(sets))
-            return _detection(name, raws, dict.fromkeys(raws, tree), broken)
-    formats = "; ".join(f"{name} ({module.LOOKED_FOR})" for name, module in FORMATS.items())
-    raise InputError(f"data={str(data)!r} holds {len(tree.names):,} files, but nothing of {formats}")
+    name, sets = _recognised(tree, data)
+    raws = FORMATS[name].read(tree, _chosen(sets))
+    return _detection(name, raws, dict.fromkeys(raws, tree), broken)
+
+
+def load_set(
+    data: Path | str, which: str = "validation", *, broken: Broken = "skip", on_image: Progress | None = None
+) -> tuple[str, Annotations, Report]:
+    """One of the two sets that `load` finds, "train" or "validation", for which images of the other need not be
+    there; or, if there is but one, "all" of it.
+
+    Returns:
+        which it is, the images, and what was found in them.
+
+    Raises:
+        InputError: as `load` does.
+    """
+    check_one_of("broken", broken, FORMS)
+    tree = Tree(data, on_image)
+    name, sets = _recognised(tree, data)
+    chosen = _chosen(sets)
+    alone = len(chosen) == 1
+    read = "train" if alone else which
+    if name == "COCO":  # the others number the categories of all sets together
+        chosen = {read: chosen[read]}
+    annotations, report = examine(FORMATS[name].read(tree, chosen)[read], tree, broken=broken)
+    return "all" if alone else which, annotations, report
 
 
 def load_files(
@@ -83,6 +102,15 @@ def load_files(
     return _detection("COCO", raws, trees, broken)
 
 
+def _recognised(tree: Tree, data: Path | str) -> tuple[str, Mapping[str, Any]]:
+    """The format, and what each set is read from."""
+    for name, module in FORMATS.items():
+        if sets := module.found(tree):
+            return name, sets
+    formats = "; ".join(f"{name} ({module.LOOKED_FOR})" for name, module in FORMATS.items())
+    raise InputError(f"data={str(data)!r} holds {len(tree.names):,} files, but nothing of {formats}")
+
+
 def _chosen(sets: Mapping[str, Any]) -> dict[str, Any]:
     """One set to train on, and one to test on if there is one; what they are read from."""
     train = next((sets[name] for name in ("train", "all") if name in sets), None)
@@ -103,7 +131,7 @@ def _detection(name: str, raws: Mapping[str, Raw], trees: Mapping[str, Tree], br
     if count == len(order):
         raise InputError(f"{reports[0].name}: one image is left, expected another one to test on")
     held, kept = sorted(order[:count]), sorted(order[count:])
-    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True, whole=train)
+    return Detection(name, train.subset(kept), train.subset(held), reports, held_out=True)
 
 
 def _text(path: Path) -> str:
