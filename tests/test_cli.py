@@ -10,6 +10,7 @@ from rich.console import Console
 import whereformer
 from whereformer.catalog import CATALOG, FAMILIES
 from whereformer.cli import main
+from whereformer.cli.show import print_table
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -154,3 +155,9 @@ def test_the_command_is_installed():
         [sys.executable, "-m", "whereformer.cli", "list", "--json"], capture_output=True, text=True, check=True
     )
     assert len(json.loads(found.stdout)) == len(CATALOG)
+
+
+def test_a_table_of_many_columns_keeps_its_text_readable(capsys):
+    numbers = [str(n) * 9 for n in range(10)]
+    print_table(["encoding", *"abcdefghij"], [["detr_sine(offset=-0.5) + irpe(ratio=2)", *numbers]])
+    assert "detr_sine(offset=-0.5) + irpe(ratio=2)  000000000" in capsys.readouterr().out

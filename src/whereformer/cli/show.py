@@ -7,6 +7,9 @@ from typing import Any
 
 from whereformer.errors import InputError
 
+WIDTH = 120  # characters of a line where there is no terminal
+TEXT = 42  # of a column of text, where columns of numbers would leave less
+
 
 def make_console() -> Any:
     from rich.console import Console
@@ -31,7 +34,10 @@ def print_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, text: 
             table.add_column(title, justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*line)
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120).print(table)
+    columns = list(zip(header, *lines, strict=True))[text:]
+    numbers = sum(2 + max(len(part) for cell in cells for part in cell.split("\n")) for cells in columns)
+    width = None if sys.stdout.isatty() else max(WIDTH, TEXT * text + numbers)
+    Console(highlight=False, markup=False, width=width).print(table)
 
 
 def print_facts(title: str, facts: dict[str, str]) -> None:
