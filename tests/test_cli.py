@@ -136,6 +136,7 @@ def test_another_experiment_in_the_folder(capsys, tmp_path):
     from whereformer.lab.experiment import Experiment
 
     (tmp_path / "experiment.json").write_text(Experiment().to_json())
+    (tmp_path / "runs" / "none" / "seed-0").mkdir(parents=True)
     code, _, err = call(capsys, "compare", "--epochs", "7", "--out", str(tmp_path))
     assert code == 2
     assert "epochs=25, not 7" in err

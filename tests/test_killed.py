@@ -88,6 +88,7 @@ def test_by_the_system(tmp_path, unbroken):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "whereformer.cli", "compare", "--encodings", "none", "--out", str(tmp_path)]
+    command += ["--seeds", "100"]  # more than there is time for
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     while not list(tmp_path.glob("runs/none/seed-0/experiment.json")):
