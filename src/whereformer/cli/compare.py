@@ -1,15 +1,14 @@
 """whereformer compare: train and compare encodings."""
 
 import argparse
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from whereformer.cli.arguments import count, specs
-from whereformer.cli.show import needs_lab, print_table
-from whereformer.errors import InputError
+from whereformer.cli.show import needs_lab
+from whereformer.cli.studies import given, show
 
 EXAMPLES = """\
 examples:
@@ -67,36 +66,18 @@ def compare(options: argparse.Namespace) -> None:
     stderr = Console(stderr=True, highlight=False)
     options.interrupted = f"interrupted; to go on: whereformer compare --resume {shlex.quote(str(out))}"
     comparison = run(experiment, out, workers=options.workers, console=stderr)
-    if comparison is None:  # not the main process of a distributed launch
-        return
-    if options.json:
-        print(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
-    else:
-        header, *lines = comparison.table()
-        print_table(header, lines)
-        for sentence in comparison.sentences:
-            print(sentence)
-        print(f"\nReport: {comparison.out / 'report.html'}")
+    if comparison is not None:  # else this is not the main process of a distributed launch
+        show(options, comparison, [comparison.table()])
 
 
 def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
     """The experiment that the options describe, and its folder."""
     from whereformer.lab.experiment import Experiment, images
 
-    if options.resume:
-        path = options.resume / "experiment.json"
-        if not path.is_file():
-            raise InputError(
-                f"resume={str(options.resume)!r}, expected a folder of a comparison: no {str(path)!r}"
-            )
-        if options.out and options.out != options.resume:
-            raise InputError("out: --resume goes on in its own folder; leave --out away")
-        base = Experiment.from_file(path)
-    elif options.experiment:
-        base = Experiment.from_python(options.experiment)
-    elif options.data in (None, "digits"):
+    base = given(options, Experiment)
+    if base is None and options.data in (None, "digits"):
         base = Experiment()
-    else:
+    elif base is None:
         base = images(options.data, options.model) if options.model else images(options.data)
 
     fields = (

@@ -1,7 +1,6 @@
 """whereformer detect train: train and compare detectors."""
 
 import argparse
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from whereformer.cli.arguments import count, specs
 from whereformer.cli.detect.common import whole
-from whereformer.cli.show import needs_detect, print_table
+from whereformer.cli.show import needs_detect
+from whereformer.cli.studies import given, show
 from whereformer.errors import InputError
 
 EXAMPLES = """\
@@ -86,35 +86,15 @@ def train(options: argparse.Namespace) -> None:
     options.interrupted = f"interrupted; to go on: whereformer detect train --resume {shlex.quote(str(out))}"
     console = Console(stderr=True, highlight=False)
     comparison = compare(experiment, out, workers=options.workers, console=console)
-    if comparison is None:  # not the main process of a distributed launch
-        return
-    if options.json:
-        print(json.dumps(comparison.to_dict(), indent=2, allow_nan=False))
-        return
-    for header, *lines in (comparison.table(), comparison.by_category()):
-        print_table(header, lines)
-    for sentence in comparison.sentences:
-        print(sentence)
-    print(f"\nReport: {comparison.out / 'report.html'}")
+    if comparison is not None:  # else this is not the main process of a distributed launch
+        show(options, comparison, [comparison.table(), comparison.by_category()])
 
 
 def _asked(options: argparse.Namespace) -> tuple[Any, Path]:
     """The experiment that the options describe, and its folder."""
     from whereformer.lab.detect.experiment import DetectionExperiment
 
-    if options.resume:
-        path = options.resume / "experiment.json"
-        if not path.is_file():
-            raise InputError(
-                f"resume={str(options.resume)!r}, expected a folder of a comparison: no {str(path)!r}"
-            )
-        if options.out and options.out != options.resume:
-            raise InputError("out: --resume goes on in its own folder; leave --out away")
-        base = DetectionExperiment.from_file(path)
-    elif options.experiment:
-        base = DetectionExperiment.from_python(options.experiment)
-    else:
-        base = _recipe(options)
+    base = given(options, DetectionExperiment) or _recipe(options)
     experiment = replace(base, **_changes(options, base))
     name = f"detect-{Path(experiment.data).stem}-{experiment.digest()}"
     return experiment, options.resume or options.out or Path("runs") / name
