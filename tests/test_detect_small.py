@@ -19,14 +19,6 @@ SMALL = DetectionExperiment()
 SHORT = replace(SMALL, data_args={"train": 64, "val": 8}, epochs=2, warmup=2, evaluate_every=2, backbone_epochs=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -50,14 +49,6 @@ TINY = DetectionExperiment(
     batch_size=4,
     evaluate_every=2,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -240,13 +231,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path):
 def test_what_does_not_fit_is_named(data, out):
     with pytest.raises(InputError, match="at most the 8 images"):
         opened(replace(TINY, batch_size=9), out)
-
-
-@pytest.fixture
-def fresh_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.usefixtures("fresh_accelerate")

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -112,13 +111,6 @@ def test_what_cannot_be_built_is_named(tmp_path, changes, match):
     experiment = replace(SHORT, **changes)
     with pytest.raises(InputError, match=match):
         run(tmp_path, experiment, experiment.encodings[-1])
-
-
-@pytest.fixture
-def fresh_accelerate():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.usefixtures("fresh_accelerate")
