@@ -80,7 +80,7 @@ def test_a_zero_encoding_beside_its_own_changes_nothing(family):
     zero = {"values": "irpe(on='qkv')", "biases": "irpe(on='qk')", "": "none"}
     takes = "" if family in WEIGHTLESS else "biases" if family in DIFFERENTIAL else "values"
     after = equip(model, zero[takes], keep_own=True)(images(family))
-    close(after, before, rtol=0, atol=64 * torch.finfo(torch.float32).eps)  # of activations of order 1
+    close(after, before, rtol=2e-6, atol=24 * torch.finfo(torch.float32).eps)  # of activations of order 1
 
 
 @each
