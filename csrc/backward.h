@@ -9,9 +9,7 @@
 
 namespace wf::WF_ISA {
 
-constexpr int64_t GROUP = 8 * TILE;  // queries whose sums over queries are made at once
-
-// Sums of one thread, [1 or heads] of each table, in the layout of Lookup::tall, or along lines if SHARED.
+// Sums of one thread, [1 or heads] of each table, in the layout of Lookup::table, or along lines if SHARED.
 class TableGrads {
  public:
   TableGrads(const Problem &p, const Group &group, Arena &arena) : group_(group) {
@@ -20,7 +18,7 @@ class TableGrads {
       if (!wanted) continue;
       const Lookup &lookup = group.lookup[f];
       size_[f] = lookup.kind == WF_SHARED ? whole(lookup.lines * lookup.stride() + LANES)
-                                          : whole(lookup.buckets, TILE) * whole(features(p.a, lookup));
+                                          : lookup.buckets * whole(features(p.a, lookup));
       heads_[f] = lookup.head ? p.a.heads : 1;
       sums_[f] = arena.take<float>(heads_[f] * size_[f]);
     }
@@ -34,6 +32,12 @@ class TableGrads {
   // Null if not wanted.
   float *operator()(int64_t f, int64_t head) const {
     return sums_[f] ? sums_[f] + (heads_[f] > 1 ? head * size_[f] : 0) : nullptr;
+  }
+
+  // Adds `rows` of lookup f: [buckets, whole(features)].
+  void add(int64_t f, int64_t head, const float *rows) const {
+    float *sums = (*this)(f, head);
+    for (int64_t n = 0; sums && n < size_[f]; n += LANES) store(sums + n, load(sums + n) + load(rows + n));
   }
 
   // The caller's gradient becomes the sum over threads, in their order.
@@ -80,6 +84,66 @@ struct KeyGrads {
   float *k, *v;  // [keys][whole(features)]; null: the caller's
 };
 
+// The gradient of one lookup by key: dS summed over its buckets, for each key.
+template <class T>
+class ByKey {
+ public:
+  ByKey() = default;
+  ByKey(const Problem &p, const Lookup &lookup, Arena &arena)
+      : a_(&p.a), room_(lookup.room()), features_(whole(p.a.features)), lines_(p, arena) {
+    weights_ = arena.take<float>(whole(p.most_keys(), TILE) * room_);
+    if (lookup.given) return;
+    keys_ = arena.take<float>(GROUP * features_);
+    left_ = Left(CHUNK, arena), table_ = Right(lookup.buckets, p.a.features, arena);
+    sums_ = Sums(lookup.buckets, p.a.features, arena);
+  }
+
+  void start_block(int64_t keys) {
+    lines_.forget();
+    std::memset(weights_, 0, size_t(whole(keys, TILE) * room_) * 4);
+  }
+
+  // What one query gives.
+  void add(const Lookup &lookup, int64_t f, const Stretches *stretches, const Place &place, const Block &block,
+           const float *ds) {
+    const int64_t with_prefix = place.prefix ? block.count : block.prefix;
+    for (int64_t j = 0; lookup.prefix >= 0 && j < with_prefix; j++) weights_[j * room_ + lookup.prefix] += ds[j];
+    if (!place.prefix)
+      lines_(lookup, f, *stretches, place.x, ds + block.prefix, weights_ + block.prefix * room_, room_);
+  }
+
+  void flush(const Lookup &lookup, const Block &block) {
+    lines_.flush(lookup, weights_ + block.prefix * room_, room_);
+  }
+
+  const float *of_key(int64_t j) const { return weights_ + j * room_; }
+
+  // Adds to dk [keys, features], with room for whole tiles. Returns the gradient of the table, [buckets, features].
+  const float *add_table(const Lookup &lookup, const Head<T> &head, const Block &block, float *dk) {
+    table_.read(lookup.buckets, a_->features, [&](int64_t n, float *) { return lookup.table_row(head.h, n); });
+    sums_.clear(lookup.buckets);
+    for (int64_t j = 0; j < block.count; j += TILE) {
+      multiply_rows<ADD>(of_key(j), room_, lookup.buckets, smaller(TILE, block.count - j), left_, table_, features_,
+                         dk + j * features_, features_);
+    }
+    for (int64_t j = 0; j < block.count; j += GROUP) {
+      const int64_t count = smaller(GROUP, block.count - j);
+      read_rows(head.k, a_->k.token, block.first + j, count, a_->features, nullptr, float(a_->scale), keys_);
+      sums_.add(of_key(j), room_, keys_, count);
+    }
+    return sums_.finish();
+  }
+
+ private:
+  const WfAttention *a_ = nullptr;
+  int64_t room_ = 0, features_ = 0;
+  KeyLineSums lines_;
+  float *weights_ = nullptr, *keys_ = nullptr;  // weights: [keys of the block][room]
+  Left left_;
+  Right table_;
+  Sums sums_;
+};
+
 template <class T>
 class Backward {
  public:
@@ -89,11 +153,17 @@ class Backward {
       : logit_tables(p, p.logits, arena), value_tables(p, p.values, arena), p_(p), a_(p.a), logits_(p, arena),
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {
     features_ = logits_.features, value_features_ = whole(a_.value_features), row_ = logits_.row;
-    const int64_t keys = whole(p.most_keys(), TILE);
-    value_panels_ = Panels(p.most_keys(), a_.value_features, p.values, p.blocks == 1 ? p.values.count : 0, arena);
-    k_ = arena.take<float>(p.most_keys() * features_);
-    plain_k_ = plain_keys_differ() ? arena.take<float>(p.most_keys() * features_) : k_;
-    dk_ = arena.take<float>(keys * features_), dv_ = arena.take<float>(keys * value_features_);
+    const int64_t keys = p.most_keys(), tables = p.logits.rows();
+    const bool beside = !a_.pairs;  // whether what tables give is added up together with what keys give
+    value_panels_ = Panels(keys, a_.value_features, p.values, p.blocks == 1, arena);
+    value_tables_ = TableColumns(p.values, a_.value_features, value_panels_, arena);
+    weights_ = Left(CHUNK, arena), g_left_ = Left(a_.value_features, arena);
+    k_ = Right(keys + (beside ? tables : 0), a_.features, arena);
+    dk_ = Sums(keys + (beside ? tables : 0), a_.features, arena);
+    dv_ = Sums(keys + p.values.rows(), a_.value_features, arena);
+    if (!beside && tables) {
+      tables_ = Right(tables, a_.features, arena), table_sums_ = Sums(tables, a_.features, arena);
+    }
     s_ = arena.take<float>(GROUP * row_), ds_ = arena.take<float>(GROUP * row_);
     q_ = arena.take<float>(GROUP * features_), plain_q_ = a_.pairs ? arena.take<float>(GROUP * features_) : q_;
     g_ = arena.take<float>(GROUP * value_features_);
@@ -102,23 +172,25 @@ class Backward {
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      weights_[f] = p.logits.is_by_query(f) ? arena.take<float>(GROUP * lookup.room())
-                    : p.logits.is_shared(f) ? nullptr
-                                            : arena.take<float>(keys * lookup.room());
-      if (lookup.kind == WF_BY_KEY) key_line_sums_[f] = KeyLineSums(p, arena);
+      if (lookup.given && p.logits.is_by_query(f)) given_sums_[f] = arena.take<float>(TILE * lookup.room());
+      if (lookup.kind == WF_BY_KEY) by_key_[f] = ByKey<T>(p, lookup, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
       const Lookup &lookup = p.values.lookup[f];
       value_from_.room[f] = value_panels_.has(f) ? value_panels_.room() : lookup.room();
       value_from_.scores[f] =
           value_panels_.has(f) ? value_panels_.scores(f) : arena.take<float>(TILE * lookup.room(), LANES);
-      value_weights_[f] = arena.take<float>(GROUP * p.values.lookup[f].room());
     }
   }
 
   // Queries first ... end of one head; `next` is the head that this thread reads afterwards, or null.
   void operator()(const Head<T> &head, int64_t first, int64_t end, const Head<T> *next, KeyGrads grads) {
     logits_.start_head(head);
+    value_tables_.read(head.h);
+    if (a_.pairs && p_.logits.rows()) {
+      tables_.read(p_.logits.rows(), a_.features, [&](int64_t n, float *) { return p_.logits.row(n, head.h); });
+      table_sums_.clear(p_.logits.rows());
+    }
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
       start_block(head, block);
@@ -136,10 +208,11 @@ class Backward {
         for (int64_t m = 0; m < count; m += TILE) {
           tile(head, i, m, smaller(TILE, count - m), block, ahead);
         }
-        end_group(head, count, block);
+        end_group(count, block);
       }
       end_block(head, block, grads);
     }
+    if (a_.pairs && p_.logits.rows()) add_table_sums(p_.logits, head, table_sums_.finish(), logit_tables);
   }
 
   TableGrads logit_tables, value_tables;
@@ -152,49 +225,35 @@ class Backward {
     int64_t queries;  // up to here
   };
 
-  bool plain_keys_differ() const { return a_.pairs && p_.logits.count > p_.logits.by_query + p_.logits.shared; }
   bool keeps_sums() const { return sizeof(T) < 4 && p_.blocks > 1; }
+
+  // Rows of keys, or of keys and tables.
+  int64_t rows_of_keys(const Block &block) const { return block.count + (a_.pairs ? 0 : p_.logits.rows()); }
 
   void start_block(const Head<T> &head, const Block &block) {
     logits_.start_block(head, block);
     value_panels_.read(head.v, a_.v.token, block.first, block.count, nullptr, 1, head.h);
-    read_rows(head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale), k_);
-    if (plain_k_ != k_)
-      read_rows(head.k, a_.k.token, block.first, block.count, a_.features, nullptr, float(a_.scale), plain_k_);
-    std::memset(dk_, 0, size_t(whole(block.count, TILE) * features_) * 4);
-    std::memset(dv_, 0, size_t(whole(block.count, TILE) * value_features_) * 4);
-    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
-      key_line_sums_[f].forget();
-      std::memset(weights_[f], 0, size_t(whole(block.count, TILE) * p_.logits.lookup[f].room()) * 4);
-    }
+    k_.read(rows_of_keys(block), a_.features,
+            Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale),
+                    &p_.logits, head.h});
+    dk_.clear(rows_of_keys(block)), dv_.clear(block.count + p_.values.rows());
+    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++)
+      by_key_[f].start_block(block.count);
   }
 
   // Sums over queries wait until a group of them is done.
-  void end_group(const Head<T> &head, int64_t count, const Block &block) {
-    for (int64_t j = 0; j < block.count; j += TILE) {
-      product<ADD, COLUMNS>(s_ + j, row_, g_, value_features_, dv_ + j * value_features_, value_features_, count,
-                            value_features_);
-      product<ADD, COLUMNS>(ds_ + j, row_, q_, features_, dk_ + j * features_, features_, count, features_);
-    }
-    for (int64_t f = 0; f < p_.logits.by_query; f++)
-      add_table(p_.logits.lookup[f], weights_[f], plain_q_, features_, count, logit_tables(f, head.h));
-    for (int64_t f = 0; f < p_.values.count; f++)
-      add_table(p_.values.lookup[f], value_weights_[f], g_, value_features_, count, value_tables(f, head.h));
+  void end_group(int64_t count, const Block &block) {
+    dv_.add(s_, row_, g_, count);
+    dk_.add(ds_, row_, q_, count);
+    if (a_.pairs && p_.logits.rows()) table_sums_.add(ds_ + block.count, row_, plain_q_, count);
   }
 
-  // sums[bucket] += Σ_m weights[m][bucket] rows[m]
-  static void add_table(const Lookup &lookup, const float *weights, const float *rows, int64_t features, int64_t count,
-                        float *sums) {
-    if (!sums) return;
-    for (int64_t n = 0; n < lookup.buckets; n += TILE)
-      product<ADD, COLUMNS>(weights + n, lookup.room(), rows, features, sums + n * features, features, count, features);
+  static void add_table_sums(const Group &group, const Head<T> &head, const float *rows, const TableGrads &sums) {
+    for (int64_t f = 0; f < group.count; f++)
+      if (group.has_rows(f)) sums.add(f, head.h, rows + group.first_row(f) * group.lookup[f].row);
   }
 
   void read_group(const Head<T> &head, int64_t i, int64_t count) {
-    for (int64_t f = 0; f < p_.logits.by_query; f++)
-      std::memset(weights_[f], 0, size_t(count * p_.logits.lookup[f].room()) * 4);
-    for (int64_t f = 0; f < p_.values.count; f++)
-      std::memset(value_weights_[f], 0, size_t(count * p_.values.lookup[f].room()) * 4);
     read_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, i, count, a_.value_features, nullptr, 1, g_);
     std::memset(g_ + count * value_features_, 0, size_t((whole(count, TILE) - count) * value_features_) * 4);
     const T *out = Head<T>::at(a_.out, head.b, head.h);
@@ -213,64 +272,64 @@ class Backward {
   // Queries i + m ... i + m + count: their weights, the gradients of their logits, and what needs no other queries.
   void tile(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, Ahead &ahead) {
     float *s = s_ + m * row_, *ds = ds_ + m * row_;
-    const int64_t later = i + m + GROUP, more = smaller(TILE, ahead.queries - later);
-    ahead.keys.prefetch(count);
     logits_(head, i + m, count, block, s);
-    ahead.values.prefetch(count);
     std::memcpy(q_ + m * features_, logits_.turned, size_t(count * features_) * 4);
     if (plain_q_ != q_) std::memcpy(plain_q_ + m * features_, logits_.plain, size_t(count * features_) * 4);
-    grad_weights(head, m, count, block, ds);
-    ahead.grad_keys.prefetch(count);
+    grad_weights(m, count, block, ds);
+    for (int64_t n = 0; n < count; n += ROWS) rows(head, i, m, n, smaller(ROWS, count - n), block, ahead);
+    multiply_rows<SET>(ds, row_, rows_of_keys(block), count, weights_, k_, features_, dq_, features_);
+    if (a_.pairs) {  // what tables give is not turned back
+      for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
+      multiply_rows<ADD>(ds + block.count, row_, p_.logits.rows(), count, weights_, tables_, features_, dq_, features_);
+    }
+    write_queries(head, i + m, count, block);
+  }
+
+  // Of queries n ... n + count of that tile, while their rows are near.
+  void rows(const Head<T> &head, int64_t i, int64_t m, int64_t n, int64_t count, const Block &block, Ahead &ahead) {
+    float *s = s_ + (m + n) * row_, *ds = ds_ + (m + n) * row_;
+    const int64_t here = i + m + n, later = here + GROUP, more = smaller(count, ahead.queries - later);
+    ahead.keys.prefetch(count);
     prefetch_rows(head.q, a_.q.token, later, more, a_.features);
-    const float *lse = a_.lse + head.n * p_.queries + i + m;
-    for (int64_t n = 0; n < count; n++) {
-      const V norm = all(lse[n]), out = all(dot_[m + n]);
-      float *p = s + n * row_, *d = ds + n * row_;
+    weigh(head, here, count, block, dot_ + m + n, s, ds);
+    ahead.values.prefetch(count);
+    prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, here, count, a_.features);
+    ahead.grad_keys.prefetch(count);
+    add_logit_terms(head, here, n, count, block, ds);
+    prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
+    ahead.grad_values.prefetch(count);
+    if (p_.values)
+      value_sums_.behind_keys(value_view_.stretches + n, logits_.place + n, count, block, s, row_, true);
+    prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
+  }
+
+  // s, logits, becomes P; ds, dP, becomes dS.
+  void weigh(const Head<T> &head, int64_t i, int64_t count, const Block &block, const float *dot, float *s, float *ds) {
+    const float *lse = a_.lse + head.n * p_.queries + i;
+    for (int64_t n = 0; n < count; n++, s += row_, ds += row_) {
+      const V norm = all(lse[n]), out = all(dot[n]);
       for (int64_t j = 0; j < block.count; j += LANES) {
-        const V weight = exp2(load(p + j) - norm);
-        store(p + j, weight);
-        store(d + j, weight * (load(d + j) - out));
+        const V weight = exp2(load(s + j) - norm);
+        store(s + j, weight);
+        store(ds + j, weight * (load(ds + j) - out));
       }
       // A last vector holds zeros behind the end: its logits were −inf. What it has of dP must not turn them into NaN.
-      for (int64_t j = block.count; j < whole(block.count); j++) d[j] = 0;
-    }
-    prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, i + m, count, a_.features);
-    Parts parts;
-    parts.add(ds, row_, k_, features_, block.count);
-    if (a_.pairs) {  // what tables give is not turned back
-      parts.multiply<SET>(dq_, features_, features_);
-      for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
-      parts = Parts();
-    }
-    ahead.grad_values.prefetch(count);
-    prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
-    add_logit_terms(head, i, m, count, block, ds, parts);
-    if (a_.pairs)
-      parts.multiply<ADD>(dq_, features_, features_);
-    else
-      parts.multiply<SET>(dq_, features_, features_);
-    write_queries(head, i + m, count, block);
-    prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
-    for (int64_t f = 0; f < p_.values.count; f++) {
-      int32_t low, high;
-      value_view_.buckets(f, count, &low, &high);
-      value_sums_(f, value_view_.stretches, logits_.place, count, block, s, row_, low, high, true,
-                  value_weights_[f] + m * p_.values.lookup[f].room(), p_.values.lookup[f].room());
+      for (int64_t j = block.count; j < whole(block.count); j++) ds[j] = 0;
     }
   }
 
   // dP
-  void grad_weights(const Head<T> &head, int64_t m, int64_t count, const Block &block, float *ds) {
-    const float *g = g_ + m * value_features_;
-    if (!p_.values) return value_panels_.template multiply<SET>(g, value_features_, ds, row_);
+  void grad_weights(int64_t m, int64_t count, const Block &block, float *ds) {
+    g_left_.read(g_ + m * value_features_, value_features_, a_.value_features, count);
+    if (!p_.values) return value_panels_.template multiply_tokens<SET>(g_left_, ds, row_);
     value_view_.look(find_, logits_.place, count, block);
-    value_panels_.read_tables(g, value_features_);
+    value_panels_.read_tables(g_left_);
     for (int64_t f = 0; f < p_.values.count; f++) {
       if (value_panels_.has(f)) continue;
       int32_t low, high;
       value_view_.buckets(f, count, &low, &high);
-      read_table(p_.values.lookup[f], head.h, g, value_features_, a_.value_features, count, low, high,
-                 block.prefix || logits_.place[0].prefix, value_from_.scores[f], value_from_.room[f]);
+      value_tables_.multiply_table(f, g_left_, low, high, block.prefix || logits_.place[0].prefix,
+                                   value_from_.scores[f], value_from_.room[f]);
     }
     for (int64_t n = 0; n < count; n++) {
       if (logits_.place[n].prefix)
@@ -278,40 +337,42 @@ class Backward {
       else
         fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
     }
-    value_panels_.template multiply<ADD>(g, value_features_, ds, row_);
+    value_panels_.template multiply_tokens<ADD>(g_left_, ds, row_);
   }
 
-  // From dS to the lookups of the logits, and to dq through those that q reads.
-  void add_logit_terms(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, const float *ds,
-                       Parts &tables) {
+  // From dS of queries i ... i + count, those of the tile from n on, to the lookups of the logits.
+  void add_logit_terms(const Head<T> &head, int64_t i, int64_t n, int64_t count, const Block &block, float *ds) {
+    const Stretches *const *stretches = logits_.view.stretches + n;
+    const Place *place = logits_.place + n;
+    // A prefix query's term is the same for all keys: softmax does not see it, its gradient is zero.
+    logit_sums_.behind_keys(stretches, place, count, block, ds, row_, false);
     for (int64_t f = 0; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
+      if (p_.logits.has_rows(f)) continue;
       if (p_.logits.is_by_query(f)) {
-        float *weights = weights_[f] + m * lookup.room();
-        int32_t low, high;
-        logits_.view.buckets(f, count, &low, &high);
-        // A prefix query's term is the same for all keys: softmax does not see it, its gradient is zero.
-        logit_sums_(f, logits_.view.stretches, logits_.place, count, block, ds, row_, low, high, false, weights,
-                    lookup.room());
-        if (!lookup.given)
-          tables.add_table(lookup, head.h, weights, low, high, features_);
-        else if (p_.logits.given[f]->grad_scores)
-          for (int64_t n = 0; n < count; n++) {
-            float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.queries + i + m + n) * lookup.buckets;
-            if (block.index)
-              write_row<ADD>(weights + n * lookup.room(), lookup.buckets, 1, grad);
-            else
-              write_row<SET>(weights + n * lookup.room(), lookup.buckets, 1, grad);
-          }
+        if (!p_.logits.given[f]->grad_scores) continue;
+        logit_sums_(f, stretches, place, count, block, ds, row_, false, given_sums_[f], lookup.room());
+        write_given(f, head, i, count, block);
         continue;
       }
-      for (int64_t n = 0; n < count; n++) {
-        const Place &place = logits_.place[n];
+      for (int64_t m = 0; m < count; m++) {
         if (!p_.logits.is_shared(f))
-          spread_by_key(lookup, f, logits_.view.stretches[n], place, block, ds + n * row_);
-        else if (float *sums = logit_tables(f, head.h); sums && !place.prefix)
-          spread_shared(lookup, f, *logits_.view.stretches[n], place, block, ds + n * row_, sums);
+          by_key_[f].add(lookup, f, stretches[m], place[m], block, ds + m * row_);
+        else if (float *sums = logit_tables(f, head.h); sums && !place[m].prefix)
+          spread_shared(lookup, f, *stretches[m], place[m], block, ds + m * row_, sums);
       }
+    }
+  }
+
+  void write_given(int64_t f, const Head<T> &head, int64_t i, int64_t count, const Block &block) const {
+    const Lookup &lookup = p_.logits.lookup[f];
+    const float *sums = given_sums_[f];
+    float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.queries + i) * lookup.buckets;
+    for (int64_t n = 0; n < count; n++, sums += lookup.room(), grad += lookup.buckets) {
+      if (block.index)
+        write_row<ADD>(sums, lookup.buckets, 1, grad);
+      else
+        write_row<SET>(sums, lookup.buckets, 1, grad);
     }
   }
 
@@ -326,14 +387,6 @@ class Backward {
         for (int64_t x = 0; x < p_.width; x += LANES)
           store(line + x, load(line + x) + before_lane(int32_t(p_.width - x), load(ds + y * p_.width + x)));
     }
-  }
-
-  void spread_by_key(const Lookup &lookup, int64_t f, const Stretches *stretches, const Place &place,
-                     const Block &block, const float *ds) {
-    const int64_t room = lookup.room(), with_prefix = place.prefix ? block.count : block.prefix;
-    for (int64_t j = 0; lookup.prefix >= 0 && j < with_prefix; j++) weights_[f][j * room + lookup.prefix] += ds[j];
-    if (!place.prefix)
-      key_line_sums_[f](lookup, f, *stretches, place.x, ds + block.prefix, weights_[f] + block.prefix * room, room);
   }
 
   void write_queries(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
@@ -353,29 +406,27 @@ class Backward {
 
   void end_block(const Head<T> &head, const Block &block, KeyGrads grads) {
     const float unit = float(a_.scale) * LN2;  // q_ holds q · log2(e)
+    float *dks = dk_.finish();
+    const float *dvs = dv_.finish();
+    if (!a_.pairs) add_table_sums(p_.logits, head, dks + block.count * features_, logit_tables);
+    add_table_sums(p_.values, head, dvs + block.count * value_features_, value_tables);
     for (int64_t j = 0; j < block.count; j++) {
-      float *dk = dk_ + j * features_;
+      float *dk = dks + j * features_;
       for (int64_t d = 0; d < features_; d += LANES) store(dk + d, load(dk + d) * unit);
       head.turn_k(dk, block.first + j, -1);
     }
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
       const Lookup &lookup = p_.logits.lookup[f];
-      key_line_sums_[f].flush(lookup, weights_[f] + block.prefix * lookup.room(), lookup.room());
-      if (lookup.given) {
-        if (!p_.logits.given[f]->grad_scores) continue;
-        float *grad = p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first) * lookup.buckets;
+      by_key_[f].flush(lookup, block);
+      if (!lookup.given)
+        logit_tables.add(f, head.h, by_key_[f].add_table(lookup, head, block, dks));
+      else if (p_.logits.given[f]->grad_scores)
         for (int64_t j = 0; j < block.count; j++)
-          write_row<SET>(weights_[f] + j * lookup.room(), lookup.buckets, 1, grad + j * lookup.buckets);
-        continue;
-      }
-      const float *table = lookup.tall + head.h * lookup.tall_head;
-      for (int64_t j = 0; j < block.count; j += TILE)
-        product<ADD>(weights_[f] + j * lookup.room(), lookup.room(), table, features_, dk_ + j * features_, features_,
-                     lookup.buckets, features_);
-      add_table(lookup, weights_[f], plain_k_, features_, block.count, logit_tables(f, head.h));
+          write_row<SET>(by_key_[f].of_key(j), lookup.buckets, 1,
+                         p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first + j) * lookup.buckets);
     }
     for (int64_t j = 0; j < block.count; j++) {
-      const float *dk = dk_ + j * features_, *dv = dv_ + j * value_features_;
+      const float *dk = dks + j * features_, *dv = dvs + j * value_features_;
       const int64_t key = block.first + j;
       if (grads.k) {
         write_row<SET>(dk, features_, 1, grads.k + key * features_);
@@ -395,11 +446,14 @@ class Backward {
   View value_view_;
   int64_t features_, value_features_, row_;
   Panels value_panels_;
-  float *k_, *plain_k_, *dk_, *dv_, *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
-  float *weights_[MOST_LOOKUPS];  // by query: [GROUP][room]; by key: [keys of the block][room]
-  KeyLineSums key_line_sums_[MOST_LOOKUPS];
+  TableColumns value_tables_;
+  Left weights_, g_left_;
+  Right k_, tables_;             // k_: and the tables that queries read, unless queries turn
+  Sums dk_, dv_, table_sums_;    // so are these
+  float *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
+  float *given_sums_[MOST_LOOKUPS];
+  ByKey<T> by_key_[MOST_LOOKUPS];
   Sources value_from_;
-  float *value_weights_[MOST_LOOKUPS];
 };
 
 }  // namespace wf::WF_ISA

@@ -4,6 +4,11 @@
 #include <new>
 
 #include "isa.h"
+#ifdef WF_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #define WF_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -22,10 +27,23 @@ bool runs_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
 }
+#ifdef WF_AMX
+// Tiles, and products of bfloat16s on them, by the processor and by the system, which wants to be asked.
+bool runs_amx() {
+  constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24;  // in edx of leaf 7
+  constexpr long ASK = 0x1023, TILE_DATA = 18;               // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a, b, c, d;
+  return runs_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & TILES) &&
+         syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}
+#endif
 bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
 
 constexpr Isa WIDEST_FIRST[] = {
+#ifdef WF_AMX
+    {"amx", runs_amx, wf::amx::forward, wf::amx::backward},
+#endif
 #ifdef WF_X86
     {"avx512", runs_avx512, wf::avx512::forward, wf::avx512::backward},
     {"avx2", runs_avx2, wf::avx2::forward, wf::avx2::backward},
@@ -86,7 +104,7 @@ WF_EXPORT const char *whereformer_error(int code) {
   switch (code) {
     case wf::NONE: return "";
     case wf::OUT_OF_MEMORY: return "not enough memory for the kernel's own scratch";
-    case wf::UNKNOWN_ISA: return "WHEREFORMER_ISA is none of avx512, avx2 and portable, or not of this machine";
+    case wf::UNKNOWN_ISA: return "WHEREFORMER_ISA is none of amx, avx512, avx2 and portable, or not of this machine";
     case wf::TOO_MUCH: return "more than 8 lookups of the logits or of the values, or more than 1024 features";
     case wf::BY_OWN_PLACE: return "a lookup in which keys read by their own places: WF_BY_KEY goes by offsets";
     default: return "an exception that the kernel did not expect";

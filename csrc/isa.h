@@ -12,6 +12,7 @@ enum Error : int { NONE = 0, OUT_OF_MEMORY = 1, UNKNOWN_ISA = 2, UNEXPECTED = 3,
   int forward(const WfAttention &);  \
   int backward(const WfAttention &); \
   }
+WF_DECLARE(amx)
 WF_DECLARE(avx512)
 WF_DECLARE(avx2)
 WF_DECLARE(portable)

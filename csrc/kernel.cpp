@@ -91,6 +91,7 @@ void forward_of(const WfAttention &a) {
   const Units units(a, set_up.p.queries, a.threads);
 #pragma omp parallel num_threads(int(a.threads))
   {
+    const Products ready;
     Forward<T> work = set_up.work(thread_number());
 #pragma omp for schedule(static) nowait
     for (int64_t u = 0; u < units.count(); u++) units.run<T>(work, u);
@@ -126,6 +127,7 @@ void backward_of(const WfAttention &a) {
   auto **value_tables = logit_tables + a.threads;
 #pragma omp parallel num_threads(int(a.threads))
   {
+    const Products ready;
     const int64_t thread = thread_number(), threads = team_size();
     Backward<T> work = set_up.work(thread);
     logit_tables[thread] = &work.logit_tables, value_tables[thread] = &work.value_tables;

@@ -29,26 +29,6 @@ inline float dot(const float *a, const float *b, int64_t n) {
   return sum(v);
 }
 
-// scores[m][bucket] = x_m·table[:, bucket], for low <= bucket <= high and, if asked for, the prefix's, which is beside
-// them for most queries. x has TILE rows; scores have room for one bucket before the first.
-inline void read_table(const Lookup &lookup, int64_t head, const float *x, int64_t row, int64_t features, int64_t count,
-                       int64_t low, int64_t high, bool with_prefix, float *scores, int64_t room) {
-  const int64_t prefix = lookup.prefix;
-  with_prefix = with_prefix && prefix >= 0;
-  const bool behind = with_prefix && high + 1 == prefix, before = with_prefix && !behind && low == 0;
-  high += behind, low -= before;
-  if (low <= high)
-    product<SET>(x, row, lookup.wide + head * lookup.wide_head + 1 + low, lookup.width, scores + low, room, features,
-                 high - low + 1);
-  if (!with_prefix || behind) return;
-  const float *column = lookup.wide + head * lookup.wide_head;
-  for (int64_t m = 0; m < count; m++) {
-    float *of_row = scores + m * room, sum = 0;
-    for (int64_t d = 0; d < features && !before; d++) sum += x[m * row + d] * column[d * lookup.width];
-    of_row[prefix] = before ? of_row[-1] : sum;
-  }
-}
-
 // What one thread needs for the logits of TILE queries and a block of keys; backward shares it.
 template <class T>
 struct Logits {
@@ -56,17 +36,19 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  Panels panels;  // keys · scale, turned, transposed; and the tables that queries read, if one block holds all keys
+  Panels panels;  // keys · scale, turned; and the tables that queries read, if one block holds all keys
+  TableColumns tables;  // those not beside keys
   Sources from;
   float *plain, *turned;  // queries · log2(e): [TILE][features]
+  Left left, left_turned;  // made of them
   View view;
   Place place[TILE];
 
   Logits(const Problem &p, Arena &arena)
-      : p(p), a(p.a), row(whole(p.most_keys()) + 2 * LANES), features(whole(a.features)), find(p, p.logits, arena) {
-    int64_t tables = 0;
-    while (!a.pairs && p.blocks == 1 && p.logits.is_by_query(tables) && !p.logits.lookup[tables].given) tables++;
-    panels = Panels(p.most_keys(), a.features, p.logits, tables, arena);
+      : p(p), a(p.a), row(whole(p.most_keys() + larger(p.logits.rows(), p.values.rows()), PANEL) + 2 * LANES),
+        features(whole(a.features)), find(p, p.logits, arena),
+        panels(p.most_keys(), a.features, p.logits, !a.pairs && p.blocks == 1, arena),
+        tables(p.logits, a.features, panels, arena), left(a.features, arena) {
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       from.room[f] = panels.has(f) ? panels.room() : lookup.room();
@@ -78,10 +60,12 @@ struct Logits {
     }
     plain = arena.take<float>(TILE * features);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
+    if (a.pairs) left_turned = Left(a.features, arena);
   }
 
   // Scores that no token changes, laid along their lines; behind them, that of pairs with a prefix token.
   void start_head(const Head<T> &head) {
+    tables.read(head.h);
     for (int64_t f = p.logits.by_query; f < p.logits.by_query + p.logits.shared; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       const float *given = p.logits.given[f]->scores + head.h * lookup.head;
@@ -104,9 +88,10 @@ struct Logits {
           continue;
         }
         read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
+        left.read(plain, features, a.features, count);
         int32_t low, high;
         buckets_of_keys(f, block.first + j, count, &low, &high);
-        read_table(lookup, head.h, plain, features, a.features, count, low, high, true, scores, from.room[f]);
+        tables.multiply_table(f, left, low, high, true, scores, from.room[f]);
       }
     }
   }
@@ -114,7 +99,7 @@ struct Logits {
   // Logits in base 2 of queries i ... i + count and all keys of the block: s [TILE][row].
   void operator()(const Head<T> &head, int64_t i, int64_t count, const Block &block, float *s) {
     read_queries(head, i, count, block);
-    panels.read_tables(plain, features);
+    panels.read_tables(left);
     for (int64_t f = 0; f < p.logits.by_query; f++)
       if (!panels.has(f)) read_scores(head, f, i, count, block);
     if (p.logits) {
@@ -124,9 +109,9 @@ struct Logits {
         else
           fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
       }
-      panels.template multiply<ADD>(turned, features, s, row);
+      panels.template multiply_tokens<ADD>(a.pairs ? left_turned : left, s, row);
     } else {
-      panels.template multiply<SET>(turned, features, s, row);
+      panels.template multiply_tokens<SET>(a.pairs ? left_turned : left, s, row);
     }
     if (a.allowed || a.added)
       for (int64_t m = 0; m < count; m++) mask(head, i + m, block, s + m * row);
@@ -137,9 +122,11 @@ struct Logits {
   void read_queries(const Head<T> &head, int64_t i, int64_t count, const Block &block) {
     read_rows(head.q, a.q.token, i, count, a.features, nullptr, LOG2E, plain);
     std::memset(plain + count * features, 0, size_t((TILE - count) * features) * 4);
+    left.read(plain, features, a.features, count);
     if (a.pairs) {
       std::memcpy(turned, plain, size_t(TILE * features) * 4);
       for (int64_t m = 0; m < count; m++) head.turn_q(turned + m * features, i + m);
+      left_turned.read(turned, features, a.features, count);
     }
     place[0] = Place(a.queries, i);
     for (int64_t m = 1; m < count; m++) place[m] = place[m - 1].next(a.queries, i + m);
@@ -151,8 +138,7 @@ struct Logits {
     if (lookup.given) return read_given(head, f, p.queries, i, count, from.scores[f]);
     int32_t low, high;
     view.buckets(f, count, &low, &high);
-    read_table(lookup, head.h, plain, features, a.features, count, low, high, block.prefix || place[0].prefix,
-               from.scores[f], from.room[f]);
+    tables.multiply_table(f, left, low, high, block.prefix || place[0].prefix, from.scores[f], from.room[f]);
   }
 
   // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.

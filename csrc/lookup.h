@@ -13,8 +13,7 @@
 namespace wf::WF_ISA {
 
 struct Lookup {
-  // width: of a row of `wide`; head: 0 if all heads share the table
-  int64_t kind, buckets, width, prefix, head;
+  int64_t kind, buckets, prefix, head;  // head: 0 if all heads share the table
   int64_t lines, span;  // lines that differ; places in a line
   int64_t step;         // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
   int64_t start;        // the slice of a query in the first column starts here
@@ -31,12 +30,11 @@ struct Lookup {
                               // from here that has bucket low + n, or −1; else null
   bool alike;                 // lines differ by a constant: one set of `onehot` serves all
 
-  // Packed tables [1 or heads]; forward makes one of them: what it reads by is wide, values are tall.
-  const float *wide;  // [features, width]: the prefix's bucket, or zeros, then all buckets
-  const float *tall;  // [whole(buckets, TILE), whole(features)]
-  int64_t wide_head, tall_head;
+  const float *table;  // [1 or heads][buckets, row], times scale
+  int64_t row, table_head;
 
-  int64_t room() const { return width + LANES; }  // for scores of, or weights on, all buckets
+  const float *table_row(int64_t h, int64_t bucket) const { return table + h * table_head + bucket * row; }
+  int64_t room() const { return whole(buckets) + LANES; }  // for scores of, or weights on, all buckets
   int64_t stride() const { return span + LANES; }
   int64_t slice(int64_t x) const { return start + step * x; }
   const int32_t *at(int64_t n, int64_t t) const { return buckets_at + n * stride() + t; }
@@ -159,39 +157,26 @@ inline void make_onehots(Arena &arena, bool counting, Lookup &k) {
     }
 }
 
-// `backward`: whether both layouts are wanted.
-inline void pack_tables(const WfAttention &a, const WfLookup &l, bool backward, Arena &arena, bool counting,
-                        Lookup &k) {
+inline void pack_table(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting, Lookup &k) {
   const bool by_bucket = l.kind == WF_VALUES;
   const int64_t heads = l.head ? a.heads : 1, features = by_bucket ? a.value_features : a.features;
-  const int64_t wide_size = features * k.width + LANES, tall_size = whole(k.buckets, TILE) * whole(features);
-  auto *wide = backward || !by_bucket ? arena.take<float>(heads * wide_size) : nullptr;
-  auto *tall = backward || by_bucket ? arena.take<float>(heads * tall_size) : nullptr;
-  k.wide = wide, k.tall = tall;
-  k.wide_head = l.head ? wide_size : 0, k.tall_head = l.head ? tall_size : 0;
-  for (int64_t h = 0; !counting && h < heads; h++) {
-    const float *table = l.table + h * l.head;
-    const int64_t of_bucket = by_bucket ? features : 1, of_feature = by_bucket ? 1 : k.buckets;
-    if (wide) {
-      float *w = wide + h * wide_size;
-      std::memset(w, 0, size_t(wide_size) * 4);
-      for (int64_t d = 0; d < features; d++, w += k.width) {
-        for (int64_t n = 0; n < k.buckets; n++) w[1 + n] = table[n * of_bucket + d * of_feature] * k.scale;
-        if (k.prefix >= 0) w[0] = w[1 + k.prefix];
-      }
-    }
-    if (tall) {
-      float *t = tall + h * tall_size;
-      std::memset(t, 0, size_t(tall_size) * 4);
-      for (int64_t n = 0; n < k.buckets; n++, t += whole(features))
-        for (int64_t d = 0; d < features; d++) t[d] = table[n * of_bucket + d * of_feature] * k.scale;
-    }
+  const int64_t of_bucket = by_bucket ? features : 1, of_feature = by_bucket ? 1 : k.buckets;
+  k.row = whole(features);
+  const int64_t size = k.buckets * k.row;
+  auto *to = arena.take<float>(heads * size);
+  k.table = to, k.table_head = l.head ? size : 0;
+  if (counting) return;
+  std::memset(to, 0, size_t(heads * size) * 4);
+  for (int64_t h = 0; h < heads; h++) {
+    const float *from = l.table + h * l.head;
+    for (int64_t n = 0; n < k.buckets; n++, to += k.row)
+      for (int64_t d = 0; d < features; d++) to[d] = from[n * of_bucket + d * of_feature] * k.scale;
   }
 }
 
 inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Arena &arena, bool counting) {
   Lookup k{};
-  k.kind = l.kind, k.buckets = l.buckets, k.width = whole(l.buckets + 1), k.prefix = l.prefix, k.head = l.head;
+  k.kind = l.kind, k.buckets = l.buckets, k.prefix = l.prefix, k.head = l.head;
   k.scale = float(l.scale);
   k.given = l.kind != WF_SHARED && !l.table;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
@@ -205,7 +190,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Ar
     if (counting || (k.alike && is_unbroken(k))) find_first(arena, counting, k);
     make_onehots(arena, counting, k);
   }
-  if (l.table) pack_tables(a, l, backward, arena, counting, k);
+  if (l.table) pack_table(a, l, arena, counting, k);
   return k;
 }
 

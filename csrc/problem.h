@@ -40,6 +40,20 @@ struct Group {
   explicit operator bool() const { return count; }
   bool is_by_query(int64_t f) const { return f < by_query; }
   bool is_shared(int64_t f) const { return by_query <= f && f < by_query + shared; }
+
+  // Tables that queries read (or of values) are more keys: their rows come one after another, behind those of keys.
+  bool has_rows(int64_t f) const { return is_by_query(f) && !lookup[f].given; }
+  int64_t rows() const { return first_row(count); }
+  int64_t first_row(int64_t f) const {
+    int64_t row = 0;
+    for (int64_t n = 0; n < f; n++) row += has_rows(n) ? lookup[n].buckets : 0;
+    return row;
+  }
+  const float *row(int64_t n, int64_t head) const {
+    int64_t f = 0;
+    for (; !has_rows(f) || n >= lookup[f].buckets; f++) n -= has_rows(f) ? lookup[f].buckets : 0;
+    return lookup[f].table_row(head, n);
+  }
 };
 
 struct Problem {

@@ -1,6 +1,6 @@
-// Rows of tokens, between the caller's memory and the kernel's: floats, turned, transposed.
+// Rows of tokens, between the caller's memory and the kernel's: floats, turned.
 #pragma once
-#include "product.h"
+#include "vector.h"
 #include "whereformer.h"
 
 namespace wf::WF_ISA {
@@ -10,7 +10,6 @@ struct bfloat16 {
 };
 
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 
 WF_INLINE V load(const bfloat16 *p) {
   const Words bits = __builtin_convertvector(*reinterpret_cast<const Halves *>(p), Words) << 16;
@@ -49,6 +48,8 @@ WF_INLINE void read_row(const T *x, int64_t count, float factor, float *out) {
   store(out + d, V{});
   for (; d < count; d++) out[d] = widen(x[d]) * factor;
 }
+
+enum Result { SET, ADD };
 
 template <Result result, class T>
 WF_INLINE void write_row(const float *x, int64_t count, float factor, T *out) {
@@ -104,45 +105,6 @@ void read_rows(const T *x, int64_t token, int64_t first, int64_t count, int64_t 
     read_row(x + (first + i) * token, features, factor, out);
     if (turn) (*turn)(out, first + i);
   }
-}
-
-// The same, transposed, in panels as `product_panels` reads them: [panel][features, PANEL]; zeros behind `count`.
-template <class T>
-void read_transposed(const T *x, int64_t token, int64_t first, int64_t count, int64_t features, const Turner *turn,
-                     float factor, float *out) {
-  float row[LANES];
-  float turned[LANES * WF_MOST_FEATURES];
-  for (int64_t p = 0; p < count; p += PANEL, out += PANEL * features)
-    for (int64_t c = 0; c < PANEL && p + c < count; c += LANES) {
-      const int64_t i = first + p + c, valid = smaller(LANES, count - p - c);
-      if (turn && *turn) read_rows(x, token, i, valid, features, turn, factor, turned);
-      for (int64_t d = 0; d < features; d += LANES) {
-        V square[LANES];
-        if (valid == LANES && d + LANES <= features && !(turn && *turn)) {
-#pragma GCC unroll 16
-          for (int r = 0; r < LANES; r++) square[r] = load(x + (i + r) * token + d) * factor;
-        } else {
-          for (int r = 0; r < LANES; r++) {
-            square[r] = V{};
-            if (r >= valid) continue;
-            if (turn && *turn) {
-              square[r] = load(turned + r * whole(features) + d);
-            } else {
-              read_row(x + (i + r) * token + d, smaller(LANES, features - d), factor, row);
-              square[r] = load(row);
-            }
-          }
-        }
-        transpose(square);
-        float *to = out + d * PANEL + c;
-        if (d + LANES <= features) {
-#pragma GCC unroll 16
-          for (int r = 0; r < LANES; r++) store(to + r * PANEL, square[r]);
-        } else {
-          for (int r = 0; r < features - d; r++) store(to + r * PANEL, square[r]);
-        }
-      }
-    }
 }
 
 }  // namespace wf::WF_ISA

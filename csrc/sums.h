@@ -51,11 +51,11 @@ constexpr int64_t MOST_CHUNKS = 8;
 
 // As sum_rows and sum_buckets together, where few vectors hold a row of keys.
 inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
-                           const float *s, int32_t low, int32_t high, float *weights) {
+                           const float *s, float *weights) {
   const NeighbourSums sum(lookup, lookup.slice(x));
   NeighbourSums more[MOST_CHUNKS];
   for (int64_t x0 = LANES; x0 < width; x0 += LANES) more[x0 / LANES] = NeighbourSums(lookup, lookup.slice(x) + x0);
-  for (int64_t b = low; b <= high; b += LANES) store(weights + b, V{});
+  for (int64_t b = 0; b < lookup.buckets; b += LANES) store(weights + b, V{});
   const int8_t order = stretches.order[f];
   for (int64_t n = 0; n < stretches.count; n++) {
     const Stretch &stretch = stretches.list[order < 0 ? stretches.count - 1 - n : n];
@@ -72,17 +72,23 @@ inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &str
 // Rows of sums times one-hot rows.
 template <int rows>
 inline void collapse(const float *sums, int64_t room, const float *onehot, float *lines, int64_t width) {
-  const Part part{sums, room, onehot, LANES, width};
-  product_panel<1, SET, ROWS, rows>(&part, 1, 0, lines, LANES);
+  V of_line[rows] = {};
+  for (int64_t k = 0; k < width; k++) {
+    const V hot = load(onehot + k * LANES);
+#pragma GCC unroll 8
+    for (int n = 0; n < rows; n++) of_line[n] += sums[n * room + k] * hot;
+  }
+#pragma GCC unroll 8
+  for (int n = 0; n < rows; n++) store(lines + n * LANES, of_line[n]);
 }
 
-// weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket, for low <= bucket <= high, which may be
-// more than the stretches have. `sums` and `lines` have room for 8 more rows.
+// weights[bucket] = Σ of sums[stretch][x] over where lookup f has that bucket. `sums` and `lines` have room for 8 more
+// rows.
 inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretches, int64_t x, int64_t width,
-                        const float *sums, int32_t low, int32_t high, float *lines, float *weights) {
+                        const float *sums, float *lines, float *weights) {
   const Lookup &lookup = group.lookup[f];
   const int64_t room = whole(width), t = lookup.slice(x);
-  for (int64_t b = low; b <= high; b += LANES) store(weights + b, V{});
+  for (int64_t b = 0; b < lookup.buckets; b += LANES) store(weights + b, V{});
   if (!lookup.onehot) {
     for (int64_t n = 0; n < stretches.count; n++) {
       const int32_t *bucket = lookup.at(stretches.list[n].line[f], t);
@@ -93,8 +99,8 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
   if (lookup.alike) {
     const float *onehot = lookup.onehots(0, t);
     int64_t n = 0;
-    for (; stretches.count - n > TILE; n += 8) collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
-    if (n < stretches.count) collapse<TILE>(sums + n * room, room, onehot, lines + n * LANES, width);
+    for (; stretches.count - n > 6; n += 8) collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
+    if (n < stretches.count) collapse<6>(sums + n * room, room, onehot, lines + n * LANES, width);
   } else {
     for (int64_t n = 0; n < stretches.count; n++) {
       const float *onehot = lookup.onehots(stretches.list[n].line[f], t);
@@ -120,20 +126,20 @@ class BucketSums {
     lines_ = arena.take<float>((p.block_rows + 8) * LANES);
   }
 
-  // Of lookup f: weights[m][bucket] = Σ_j s[m][j] over keys in that bucket, for low <= bucket <= high and the prefix's.
+  // Of lookup f: weights[m][bucket] = Σ_j s[m][j] over keys in that bucket.
   // `prefix_queries`: whether to sum those too, whose keys all share the prefix's bucket.
   void operator()(int64_t f, const Stretches *const *stretches, const Place *place, int64_t count, const Block &block,
-                  const float *s, int64_t row, int32_t low, int32_t high, bool prefix_queries, float *weights,
-                  int64_t room) const {
-    const int64_t prefix = group_.lookup[f].prefix;
+                  const float *s, int64_t row, bool prefix_queries, float *weights, int64_t room) const {
+    const Lookup &lookup = group_.lookup[f];
+    const int64_t prefix = lookup.prefix;
     for (int64_t m = 0; m < count; m++, s += row, weights += room) {
       if (place[m].prefix) {
-        for (int64_t n = low; n <= high; n++) weights[n] = 0;
-      } else if (group_.lookup[f].first && p_.width <= MOST_CHUNKS * LANES) {
-        sum_neighbours(group_.lookup[f], f, *stretches[m], place[m].x, p_.width, s + block.prefix, low, high, weights);
+        for (int64_t n = 0; n < lookup.buckets; n += LANES) store(weights + n, V{});
+      } else if (lookup.first && p_.width <= MOST_CHUNKS * LANES) {
+        sum_neighbours(lookup, f, *stretches[m], place[m].x, p_.width, s + block.prefix, weights);
       } else {
         sum_rows(*stretches[m], s + block.prefix, p_.width, rows_);
-        sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, low, high, lines_, weights);
+        sum_buckets(group_, f, *stretches[m], place[m].x, p_.width, rows_, lines_, weights);
       }
       if (prefix < 0) continue;
       const int64_t end = !place[m].prefix ? block.prefix : prefix_queries ? block.count : 0;
@@ -143,38 +149,21 @@ class BucketSums {
     }
   }
 
+  // Of all lookups that have tables, behind the weights of keys, and zeros behind them.
+  void behind_keys(const Stretches *const *stretches, const Place *place, int64_t count, const Block &block, float *s,
+                   int64_t row, bool prefix_queries) const {
+    const int64_t rows = group_.rows();
+    for (int64_t f = 0; f < group_.count; f++)
+      if (group_.has_rows(f))
+        (*this)(f, stretches, place, count, block, s, row, prefix_queries, s + block.count + group_.first_row(f), row);
+    for (int64_t m = 0; rows && m < count; m++)
+      for (int64_t n = 0; n < 2 * LANES; n += LANES) store(s + m * row + block.count + rows + n, V{});
+  }
+
  private:
   const Problem &p_;
   const Group &group_;
   float *rows_ = nullptr, *lines_ = nullptr;
-};
-
-// Factors of a product; more may be wanted than tables are read.
-class Parts {
- public:
-  void add(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth) {
-    parts_[count_++] = {a, lda, b, ldb, depth};
-  }
-
-  // weights·table, of buckets low ... high and of the prefix's.
-  void add_table(const Lookup &lookup, int64_t head, const float *weights, int32_t low, int32_t high,
-                 int64_t features) {
-    const float *table = lookup.tall + head * lookup.tall_head;
-    const int64_t room = lookup.room(), prefix = lookup.prefix;
-    const bool beside = prefix >= 0 && low <= high && high + 1 == prefix;
-    if (low <= high) add(weights + low, room, table + low * features, features, high + beside - low + 1);
-    if (prefix >= 0 && !beside) add(weights + prefix, room, table + prefix * features, features, 1);
-  }
-
-  // c (+)= their sum.
-  template <Result result>
-  void multiply(float *c, int64_t ldc, int64_t columns) const {
-    product<result>(parts_, count_, c, ldc, columns);
-  }
-
- private:
-  int64_t count_ = 0;
-  Part parts_[1 + 2 * MOST_LOOKUPS];
 };
 
 // The transpose of KeyLines: sums over queries in a column, until a row of queries comes that sees another line.

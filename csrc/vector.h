@@ -20,6 +20,7 @@ constexpr int LANES = 4;
 
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t Vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t UnalignedInts __attribute__((vector_size(4 * LANES), aligned(4)));
 

@@ -88,7 +88,7 @@ int whereformer_forward(const WfAttention *);
 int whereformer_backward(const WfAttention *);
 const char *whereformer_error(int code);
 
-// The instructions the kernel runs on: "avx512", "avx2" or "portable". The environment's WHEREFORMER_ISA picks a
+// The instructions the kernel runs on: "amx", "avx512", "avx2" or "portable". The environment's WHEREFORMER_ISA picks a
 // lesser; null if it names none that runs here, and then every call fails.
 const char *whereformer_isa(void);
 // sizeof(WfAttention) + sizeof(WfLookup), for the caller to check its own picture of them.

@@ -169,7 +169,7 @@ def on(isa: str):
                 os.environ[name] = value
 
 
-INSTRUCTIONS = ("portable", "avx2", "avx512")
+INSTRUCTIONS = ("portable", "avx2", "avx512", "amx")
 
 
 def right(seed: int) -> None:

@@ -70,7 +70,7 @@ missing._dynamo_marked_constant = True  # pyright: ignore  # assume_constant_res
 
 
 def isa() -> str:
-    """The instructions the kernel runs on: "avx512", "avx2" or "portable"."""
+    """The instructions the kernel runs on: "amx", "avx512", "avx2" or "portable"."""
     return _library().whereformer_isa().decode()
 
 
