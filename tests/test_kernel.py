@@ -101,9 +101,9 @@ def test_where_nothing_is_allowed_all_is_zero() -> None:
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-30, 1e-10, 30.0])
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-30, 1e-10, 4.0, 5.0, 6.0, 30.0])
 def test_sizes(size: float) -> None:
-    """Also denormal numbers; sizes around one are in the tests of the backend."""
+    """Also denormal numbers, and weights of all sizes; sizes around one are in the tests of the backend."""
     a, grad_out = called(Case((1, 1, 4, 5), lookups=QKV, size=size))
     exact = results(emulated.in_float64(a), grad_out, emulated.attention)
     got = results(a, grad_out)
