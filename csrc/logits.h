@@ -45,7 +45,7 @@ struct Logits {
   Place place[TILE];
 
   Logits(const Problem &p, Arena &arena)
-      : p(p), a(p.a), row(whole(p.most_keys() + larger(p.logits.rows(), p.values.rows()), PANEL) + 2 * LANES),
+      : p(p), a(p.a), row(whole(p.most_keys() + larger(p.logits.rows(), p.values.rows()), 2 * LANES) + 3 * LANES),
         features(whole(a.features)), find(p, p.logits, arena),
         panels(p.most_keys(), a.features, p.logits, !a.pairs && p.blocks == 1, arena),
         tables(p.logits, a.features, panels, arena), left(a.features, arena) {

@@ -253,7 +253,7 @@ class Sums {
   Sums() = default;
   Sums(int64_t columns, int64_t features, Arena &arena)
       : features_(features), left_(features, GROUP, arena), right_(GROUP, PANEL, arena),
-        transposed_(arena.take<float>(whole(features, TILE) * whole(columns, PANEL))),
+        transposed_(arena.take<float>(whole(features, TILE) * (whole(columns, PANEL) + LANES))),
         sums_(arena.take<float>(whole(columns, TILE) * whole(features))) {}
 
   void clear(int64_t columns) { columns_ = columns, empty_ = true; }
@@ -287,7 +287,7 @@ class Sums {
   }
 
  private:
-  int64_t room() const { return whole(columns_, PANEL); }
+  int64_t room() const { return whole(columns_, PANEL) + LANES; }  // an odd number of cache lines: rows do not collide
 
   int64_t features_ = 0, columns_ = 0;
   bool empty_ = true;
