@@ -177,9 +177,8 @@ class Backward {
     }
     for (int64_t f = 0; f < p.values.count; f++) {
       const Lookup &lookup = p.values.lookup[f];
-      value_from_.room[f] = value_panels_.has(f) ? value_panels_.room() : lookup.room();
-      value_from_.scores[f] =
-          value_panels_.has(f) ? value_panels_.scores(f) : arena.take<float>(TILE * lookup.room(), LANES);
+      if (value_panels_.has(f)) continue;
+      value_from_.room[f] = lookup.room(), value_from_.scores[f] = arena.take<float>(TILE * lookup.room(), LANES);
     }
   }
 
@@ -272,7 +271,7 @@ class Backward {
   // Queries i + m ... i + m + count: their weights, the gradients of their logits, and what needs no other queries.
   void tile(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, Ahead &ahead) {
     float *s = s_ + m * row_, *ds = ds_ + m * row_;
-    logits_(head, i + m, count, block, s);
+    logits_.multiply(head, i + m, count, block, s);
     std::memcpy(q_ + m * features_, logits_.turned, size_t(count * features_) * 4);
     if (plain_q_ != q_) std::memcpy(plain_q_ + m * features_, logits_.plain, size_t(count * features_) * 4);
     grad_weights(m, count, block, ds);
@@ -291,6 +290,9 @@ class Backward {
     const int64_t here = i + m + n, later = here + GROUP, more = smaller(count, ahead.queries - later);
     ahead.keys.prefetch(count);
     prefetch_rows(head.q, a_.q.token, later, more, a_.features);
+    logits_.finish(head, here, n, count, block, s);
+    if (p_.values)
+      add_lookups(p_.values, value_from_, value_view_, logits_.place, n, count, block, p_.width, ds, logits_.added, row_);
     weigh(head, here, count, block, dot_ + m + n, s, ds);
     ahead.values.prefetch(count);
     prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, here, count, a_.features);
@@ -321,9 +323,9 @@ class Backward {
   // dP
   void grad_weights(int64_t m, int64_t count, const Block &block, float *ds) {
     g_left_.read(g_ + m * value_features_, value_features_, a_.value_features, count);
-    if (!p_.values) return value_panels_.template multiply_tokens<SET>(g_left_, ds, row_);
-    value_view_.look(find_, logits_.place, count, block);
-    value_panels_.read_tables(g_left_);
+    value_panels_.multiply_by(g_left_, ds, row_);
+    value_panels_.show(value_from_, ds, row_);
+    if (p_.values) value_view_.look(find_, logits_.place, count, block);
     for (int64_t f = 0; f < p_.values.count; f++) {
       if (value_panels_.has(f)) continue;
       int32_t low, high;
@@ -331,13 +333,6 @@ class Backward {
       value_tables_.multiply_table(f, g_left_, low, high, block.prefix || logits_.place[0].prefix,
                                    value_from_.scores[f], value_from_.room[f]);
     }
-    for (int64_t n = 0; n < count; n++) {
-      if (logits_.place[n].prefix)
-        fill_prefix(p_.values, value_from_, n, block.count, ds + n * row_);
-      else
-        fill(p_.values, value_from_, n, *value_view_.stretches[n], logits_.place[n].x, block, p_.width, ds + n * row_);
-    }
-    value_panels_.template multiply_tokens<ADD>(g_left_, ds, row_);
   }
 
   // From dS of queries i ... i + count, those of the tile from n on, to the lookups of the logits.

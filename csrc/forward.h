@@ -49,7 +49,7 @@ class Forward {
   };
 
   void tile(const Head<T> &head, int64_t i, int64_t count, const Block &block, Ahead &ahead) {
-    logits_(head, i, count, block, s_);
+    logits_.multiply(head, i, count, block, s_);
     if (p_.values) view_.look(find_, logits_.place, count, block);
     float kept[TILE];
     for (int64_t m = 0; m < count; m += ROWS) rows(head, i, m, smaller(ROWS, count - m), block, kept + m, ahead);
@@ -82,6 +82,7 @@ class Forward {
     float *s = s_ + m * logits_.row;
     const int64_t later = i + m + TILE;
     ahead.keys.prefetch(count);
+    logits_.finish(head, i + m, m, count, block, s);
     softmax(i + m, count, block, s, kept);
     ahead.values.prefetch(count);
     prefetch_rows<WRITE>(Head<T>::at(a_.out, head.b, head.h), a_.out.token, i + m, count, a_.value_features);

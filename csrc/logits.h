@@ -41,6 +41,7 @@ struct Logits {
   Sources from;
   float *plain, *turned;  // queries · log2(e): [TILE][features]
   Left left, left_turned;  // made of them
+  float *added;            // what lookups say: [ROWS][row]
   View view;
   Place place[TILE];
 
@@ -51,14 +52,15 @@ struct Logits {
         tables(p.logits, a.features, panels, arena), left(a.features, arena) {
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
-      from.room[f] = panels.has(f) ? panels.room() : lookup.room();
+      if (panels.has(f)) continue;
+      from.room[f] = lookup.room();
       const int64_t size = p.logits.is_by_query(f) ? TILE * from.room[f]
                            : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
                                                    : (whole(p.most_keys(), TILE) + LANES) * from.room[f];
-      from.scores[f] = panels.has(f) ? panels.scores(f) : arena.take<float>(size, LANES);
+      from.scores[f] = arena.take<float>(size, LANES);
       if (lookup.kind == WF_BY_KEY) from.key_lines[f] = KeyLines(p, arena);
     }
-    plain = arena.take<float>(TILE * features);
+    plain = arena.take<float>(TILE * features), added = arena.take<float>(ROWS * row);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
     if (a.pairs) left_turned = Left(a.features, arena);
   }
@@ -96,26 +98,22 @@ struct Logits {
     }
   }
 
-  // Logits in base 2 of queries i ... i + count and all keys of the block: s [TILE][row].
-  void operator()(const Head<T> &head, int64_t i, int64_t count, const Block &block, float *s) {
+  // What queries i ... i + count say to all keys of the block, and to tables: s [TILE][row].
+  void multiply(const Head<T> &head, int64_t i, int64_t count, const Block &block, float *s) {
     read_queries(head, i, count, block);
-    panels.read_tables(left);
+    panels.multiply_by(a.pairs ? left_turned : left, s, row);
+    panels.show(from, s, row);
     for (int64_t f = 0; f < p.logits.by_query; f++)
       if (!panels.has(f)) read_scores(head, f, i, count, block);
-    if (p.logits) {
-      for (int64_t m = 0; m < count; m++) {
-        if (place[m].prefix)
-          fill_prefix(p.logits, from, m, block.count, s + m * row);
-        else
-          fill(p.logits, from, m, *view.stretches[m], place[m].x, block, p.width, s + m * row);
-      }
-      panels.template multiply_tokens<ADD>(a.pairs ? left_turned : left, s, row);
-    } else {
-      panels.template multiply_tokens<SET>(a.pairs ? left_turned : left, s, row);
+  }
+
+  // Then s, [count][row], becomes logits in base 2: of queries m ... m + count of that tile, i being the first of them.
+  void finish(const Head<T> &head, int64_t i, int64_t m, int64_t count, const Block &block, float *s) {
+    if (p.logits) add_lookups(p.logits, from, view, place, m, count, block, p.width, s, added, row);
+    for (int64_t n = 0; n < count; n++) {
+      if (a.allowed || a.added) mask(head, i + n, block, s + n * row);
+      store(s + n * row + block.count, all(-INFINITY));
     }
-    if (a.allowed || a.added)
-      for (int64_t m = 0; m < count; m++) mask(head, i + m, block, s + m * row);
-    for (int64_t m = 0; m < TILE; m++) store(s + m * row + block.count, all(-INFINITY));
   }
 
  private:

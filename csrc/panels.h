@@ -1,6 +1,6 @@
 // What products by queries read: the tokens of a block, and behind them the tables of a group, as if they were more.
 #pragma once
-#include "problem.h"
+#include "fill.h"
 
 namespace wf::WF_ISA {
 
@@ -22,53 +22,37 @@ struct Rows {
   }
 };
 
-// Tokens as columns. Queries read the tables first: what these say goes into what tokens are added to. So tables share
-// the last panel with the tokens that do not fill it, and these are read twice.
+// Tokens as columns, and tables behind them.
 class Panels {
  public:
   Panels() = default;
   // `tables`: whether those of the group are read here.
   Panels(int64_t most, int64_t features, const Group &group, bool tables, Arena &arena)
       : features_(features), tables_(tables ? group.rows() : 0), group_(&group),
-        right_(features, most + tables_, arena) {
-    if (tables_) scores_ = arena.take<float>(TILE * room(), PANEL);
-  }
+        right_(features, most + tables_, arena) {}
 
   bool has(int64_t f) const { return tables_ && group_->has_rows(f); }  // the table of lookup f
-  // Where `read_tables` leaves the scores of lookup f: [TILE][room].
-  float *scores(int64_t f) const { return scores_ ? scores_ + group_->first_row(f) : nullptr; }
-  int64_t room() const { return PANEL + whole(tables_); }
 
   // Of the tokens first ... first + count, see Rows; tables are those of `head`.
   template <class T>
   void read(const T *x, int64_t token, int64_t first, int64_t count, const Turner *turn, float factor, int64_t head) {
-    rest_ = tables_ ? count % PANEL : 0, whole_ = count - rest_;
-    right_.read_transposed(features_, count + tables_,
-                           Rows<T>{x, token, first, count, features_, turn, factor, group_, head});
+    columns_ = count + tables_;
+    right_.read_transposed(features_, columns_, Rows<T>{x, token, first, count, features_, turn, factor, group_, head});
   }
 
-  // scores[m][bucket] = a_m·table[bucket], of all buckets, and what a_m says to the tokens beside them.
-  void read_tables(const Left &a) const {
-    if (tables_) multiply<SET>(a, right_, whole_, rest_ + tables_, scores_ - rest_, room());
-  }
+  // s[m] = a_m·token of each token, then a_m·table[bucket] of each bucket.
+  void multiply_by(const Left &a, float *s, int64_t row) const { multiply<SET>(a, right_, 0, columns_, s, row); }
 
-  // s (+)= a·tokens, after read_tables.
-  template <Result result>
-  void multiply_tokens(const Left &a, float *s, int64_t row) const {
-    multiply<result>(a, right_, 0, whole_, s, row);
-    for (int64_t m = 0; rest_ && m < TILE; m++)
-      for (int64_t j = 0; j < rest_; j += LANES) {
-        float *at = s + m * row + whole_ + j;
-        store(at, load(at) + load(scores_ + m * room() - rest_ + j));
-      }
+  // Where lookups find the latter.
+  void show(Sources &from, float *s, int64_t row) const {
+    for (int64_t f = 0; f < group_->count; f++)
+      if (has(f)) from.scores[f] = s + columns_ - tables_ + group_->first_row(f), from.room[f] = row;
   }
 
  private:
-  int64_t features_ = 0, tables_ = 0;
-  int64_t whole_ = 0, rest_ = 0;  // tokens in whole panels, and those behind
+  int64_t features_ = 0, tables_ = 0, columns_ = 0;
   const Group *group_ = nullptr;
   Right right_;
-  float *scores_ = nullptr;
 };
 
 // The tables of a head as columns of their own, where they are not beside tokens.
