@@ -1,0 +1,165 @@
+"""Calls of the kernel like one before: only where the tensors lie is new, all else is packed already."""
+
+import ctypes
+from collections.abc import Sequence
+from struct import calcsize
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whereformer.backends import kernel
+from whereformer.backends.kernel import BEHIND, GRID, LOOKUP, TOKENS, TURN, VALUES, Arguments
+
+WORD = 8
+"""Bytes of whatever is in the header's structures."""
+
+THREADS = calcsize(f"4q{2 * GRID}q") // WORD
+Q, K, V, OUT, LSE = (calcsize(f"4q{2 * GRID}2qd{n * TOKENS}") // WORD for n in range(5))
+LOOKUPS = calcsize(f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}q") // WORD
+GRAD_OUT, GRAD_Q, GRAD_K, GRAD_V = ((BEHIND - calcsize(n * TOKENS)) // WORD for n in (4, 3, 2, 1))
+TABLE, SCORES, GRAD_TABLE, GRAD_SCORES = 6, 7, 10, 11
+"""Where in the structures, in words, a call writes; the last four in a lookup."""
+
+
+class Prepared:
+    """The kernel, for all calls whose tensors are laid out as those of one call.
+
+    It holds none of that call's tensors but maps and turns, which nobody changes. Nothing in it changes either, so
+    that threads may share it.
+
+    Args:
+        a: the arguments of that call, as `kernel.attention` takes them, without masks; q, k and v are rows, not
+            empty.
+        tables: the entries, of any shape, contiguous: gradients have theirs.
+        which: what they are to the caller: `self.tables`.
+    """
+
+    def __init__(self, a: Arguments, tables: Sequence[Tensor], which: Sequence[int]) -> None:
+        kernel.check(a)
+        out, lse = kernel.outputs(a, True)
+        *gradients, of_entries = kernel.gradients_of(a, [False] * len(tables))
+        forward, backward = kernel.packed(a, out, lse), kernel.packed(a, out, lse, (out, *gradients), of_entries)
+        self.words = ctypes.c_int64 * (len(forward) // WORD)
+        self.forward_words, self.backward_words = bytes(forward), bytes(backward)
+        self.tables = which
+        self.dtype = a.q.dtype
+        self.layouts = [(x.shape, x.stride()) for x in (a.q, a.k, a.v, *tables)]
+        self.out, self.lse = (out.shape, out.stride()), (lse.shape, lse.stride())
+        self.gradients = [(x.shape, x.stride()) for x in gradients]
+        self.shapes = [x.shape for x in a.entries]
+        self.rest = (a.queries, a.keys, a.head_dim, a.half, a.turns, a.lookups, a.maps, a.scales)
+        self.entries, self.gradients_of_entries = [], []
+        step = len(kernel.FIELDS)
+        for n, (kind, by_table) in enumerate(zip(a.lookups[::step], a.lookups[1::step], strict=True)):
+            at, is_table = (BEHIND + n * calcsize(LOOKUP)) // WORD, by_table or kind == VALUES
+            self.entries.append(at + (TABLE if is_table else SCORES))
+            self.gradients_of_entries.append(at + (GRAD_TABLE if is_table else GRAD_SCORES))
+
+    @classmethod
+    def of(cls, a: Arguments, tables: Sequence[Tensor]) -> "Prepared | None":
+        """For calls whose entries are some of these tables, as they lie in memory; None if they are not."""
+        places = [x.data_ptr() if x.dtype == torch.float32 and x.is_contiguous() else None for x in tables]
+        if any(places.count(x.data_ptr()) != 1 for x in a.entries):  # two: which one is read cannot be told
+            return None
+        which = [places.index(x.data_ptr()) for x in a.entries]
+        found = [tables[n] for n in which]
+        if any(x.numel() != y.numel() for x, y in zip(found, a.entries, strict=True)):
+            return None
+        return cls(a, found, which)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """As `kernel.attention`, of tensors laid out as those of the first call, which is not looked at again."""
+        if torch.is_grad_enabled():
+            for x in (q, k, v, *tables):
+                if x.requires_grad:
+                    return _Attention.apply(self, q, k, v, *tables)  # pyright: ignore[reportReturnType]
+        return self.forward(q, k, v, tables, 0)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], lse: int) -> Tensor:
+        """`lse`: where its memory is, or 0."""
+        out = torch.empty_strided(*self.out, dtype=self.dtype)
+        there = self._filled(self.forward_words, q, k, v, tables, out, lse)
+        kernel.start("whereformer_forward", ctypes.addressof(there))
+        return out
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tables: Sequence[Tensor],
+        wanted: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """Gradients of q, k, v, and of the tables that want one."""
+        there = self._filled(self.backward_words, q, k, v, tables, out, lse.data_ptr())
+        there[GRAD_OUT] = grad_out.data_ptr()
+        there[GRAD_OUT + 1], there[GRAD_OUT + 2], there[GRAD_OUT + 3], _ = grad_out.stride()
+        found: list[Tensor | None] = []
+        for at, layout in zip((GRAD_Q, GRAD_K, GRAD_V), self.gradients, strict=True):
+            gradient = torch.empty_strided(*layout, dtype=self.dtype)
+            there[at] = gradient.data_ptr()
+            found.append(gradient)
+        for at, layout, wants in zip(self.gradients_of_entries, self.layouts[3:], wanted, strict=True):
+            gradient = torch.empty_strided(*layout, dtype=torch.float32) if wants else None
+            there[at] = 0 if gradient is None else gradient.data_ptr()
+            found.append(gradient)
+        kernel.start("whereformer_backward", ctypes.addressof(there))
+        return found
+
+    def _filled(
+        self, words: bytes, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], out: Tensor, lse: int
+    ) -> "ctypes.Array[ctypes.c_int64]":
+        """A copy of the structures, with what is new in both passes."""
+        there = self.words.from_buffer_copy(words)
+        there[THREADS] = torch.get_num_threads()
+        there[Q], there[K], there[V], there[OUT] = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        there[LSE] = lse
+        there[LOOKUPS] = ctypes.addressof(there) + BEHIND
+        for at, x in zip(self.entries, tables, strict=True):
+            there[at] = x.data_ptr()
+        return there
+
+    def fits(self, grad_out: Tensor, out: Tensor, lse: Tensor, tensors: Sequence[Tensor]) -> bool:
+        """Whether what was saved came back as it was laid out; hooks may have moved it."""
+        if grad_out.stride(-1) != 1 or out.stride() != self.out[1] or lse.stride() != self.lse[1]:
+            return False
+        return all(x.stride() == stride for x, (_, stride) in zip(tensors, self.layouts, strict=True))
+
+    def arguments(self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor]) -> Arguments:
+        """What `kernel.attention` takes for the same call."""
+        queries, keys, head_dim, half, turns, lookups, maps, scales = self.rest
+        entries = [x.reshape(shape).contiguous() for x, shape in zip(tables, self.shapes, strict=True)]
+        return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, None, None, scales)
+
+
+class _Attention(torch.autograd.Function):
+    """A prepared call with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
+        lse = torch.empty_strided(*prepared.lse, dtype=torch.float32)
+        out = prepared.forward(q, k, v, tables, lse.data_ptr())
+        ctx.prepared = prepared
+        ctx.save_for_backward(out, lse, q, k, v, *tables)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        _, *wanted = ctx.needs_input_grad
+        if grad_out is None:
+            return (None,) * (1 + len(wanted))
+        prepared, (out, lse, *tensors) = ctx.prepared, ctx.saved_tensors
+        q, k, v, *tables = tensors
+        unseen = kernel.unseen((grad_out, out, lse, *tensors)) and not torch.is_grad_enabled()
+        if unseen and prepared.fits(grad_out, out, lse, tensors):
+            return (None, *prepared.backward(grad_out, out, lse, q, k, v, tables, wanted[3:]))
+        a = prepared.arguments(q, k, v, tables)
+        *found, entries = kernel.backward(grad_out, out, lse.contiguous(), a, wanted[3:])
+        for gradient, x, wants in zip(entries, tables, wanted[3:], strict=True):
+            found.append(gradient.reshape(x.shape) if wants else None)
+        return (None, *found)
