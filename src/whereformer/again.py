@@ -5,11 +5,12 @@ from operator import is_
 from threading import Lock
 from typing import Any, NamedTuple
 
-from torch import Tensor, float32
+from torch import Size, Tensor, float32
 from torch._C import _is_any_autocast_enabled
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from whereformer.backends.call import Attend, Call, forward_mode, unwatched
+from whereformer.backends.call import Attend, Call, unwatched
 from whereformer.backends.cpu import Ready
 from whereformer.backends.prepared import Prepared
 from whereformer.encoding import PositionEncoding
@@ -25,14 +26,12 @@ class Known(NamedTuple):
 
     Args:
         owners: the way from the encoding to the module that has the parameters that are read, by names.
-        names: of these parameters, in the order in which `prepared` takes them.
-        shapes: of these parameters.
+        parameters: their names and shapes, in the order in which `prepared` takes them.
     """
 
     prepared: Prepared
     owners: tuple[str, ...]
-    names: tuple[str, ...]
-    shapes: tuple[Any, ...]
+    parameters: tuple[tuple[str, Size], ...]
 
 
 class Before(NamedTuple):
@@ -40,11 +39,11 @@ class Before(NamedTuple):
 
     Args:
         attributes: its own, of then; none of them may have been set since.
-        calls: by kind; None: seen once.
+        calls: by kind; or how many of the kind were seen.
     """
 
     attributes: tuple[object, ...]
-    calls: dict[Hashable, Known | None]
+    calls: dict[Hashable, Known | int]
 
 
 _silent = Before((), {})
@@ -53,11 +52,74 @@ _silent = Before((), {})
 _lock = Lock()
 
 
-def kind(
+def known(
+    q: Tensor, k: Tensor, v: Tensor, grid: object, encodings: Sequence[PositionEncoding], backend: object
+) -> tuple[Prepared, Sequence[Tensor]] | None:
+    """What serves this call, and the tables it takes; None: the call is to be checked and said."""
+    if (kind := _kind(q, k, v, grid, encodings, backend)) is None:
+        return None
+    before = _before(encodings[0]) if encodings else _silent
+    if before is None or type(found := before.calls.get(kind)) is not Known:
+        return None
+    prepared, owners, parameters = found
+    tables: list[Tensor] = []
+    if parameters:
+        module: Any = encodings[0]
+        for owner in owners:
+            if (module := module.__dict__["_modules"].get(owner)) is None:
+                return None
+        held = module.__dict__["_parameters"]  # what getattr finds too, in more places
+        for name, shape in parameters:
+            x = held.get(name)
+            plain = type(x) is Parameter or type(x) is Tensor
+            if not (plain and x.shape == shape and x.dtype is float32 and x.is_contiguous() and x.is_cpu):
+                return None
+            tables.append(x)
+    return prepared, tables
+
+
+def keep(
+    grid: Grid, encodings: Sequence[PositionEncoding], backend: str, attend: Attend, forms: Forms, call: Call
+) -> None:
+    """Keep what can be of a call that was checked and said, without mask and dropout."""
+    kind = _kind(call.q, call.k, call.v, grid, encodings, backend)
+    if kind is None or not isinstance(attend, Ready):
+        return
+    before, named = _silent, {}
+    for encoding in encodings:
+        if (found := _before(encoding)) is None:
+            found = encoding.said_before = Before(tuple(encoding.__dict__.values()), {})
+        before, named = found, dict(encoding.named_parameters(remove_duplicate=False))
+    seen = before.calls.get(kind, 0)
+    now = seen if isinstance(seen, Known) else seen + 1
+    if (
+        isinstance(now, int) and now > 1 and now & (now - 1) == 0
+    ):  # the 2nd, 4th, 8th: what could not be may be now
+        now = _prepared(attend.prepare(forms, call, list(named.values())), list(named)) or now
+    with _lock:
+        while len(before.calls) >= MOST and kind not in before.calls:
+            before.calls.pop(next(iter(before.calls)))
+        before.calls[kind] = now
+
+
+def _prepared(prepared: Prepared | None, names: Sequence[str]) -> Known | None:
+    """None also if its tables are of several modules."""
+    if prepared is None:
+        return None
+    ways = [names[n].split(".") for n in prepared.tables]
+    owners = {tuple(way[:-1]) for way in ways}
+    if len(owners) > 1:
+        return None
+    shapes = (shape for shape, _ in prepared.layouts[3:])
+    parameters = tuple(zip((way[-1] for way in ways), shapes, strict=True))
+    return Known(prepared, next(iter(owners), ()), parameters)
+
+
+def _kind(
     q: Tensor, k: Tensor, v: Tensor, grid: object, encodings: Sequence[PositionEncoding], backend: object
 ) -> Hashable | None:
-    """All that decides what is done, but what `attention` looks at; None: of a kind that is not kept."""
-    if not unwatched() or _is_any_autocast_enabled() or forward_mode():
+    """All that decides what is done, but what is looked at in each call; None: of a kind that is not kept."""
+    if not unwatched() or _is_any_autocast_enabled() or forward_ad._current_level >= 0:
         return None
     if not (type(q) is type(k) is type(v) is Tensor and type(grid) is Grid and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
@@ -65,28 +127,6 @@ def kind(
         return None
     layouts = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype)
     return (*layouts, grid, backend)
-
-
-def attention(
-    kind: Hashable, q: Tensor, k: Tensor, v: Tensor, encodings: Sequence[PositionEncoding]
-) -> Tensor | None:
-    """As `whereformer.attention`; None: it has to be asked, as nothing is known of this kind of calls."""
-    if not encodings:
-        known = _silent.calls.get(kind)
-        return None if known is None else known.prepared(q, k, v, ())
-    module: Any = encodings[0]
-    if (before := _before(module)) is None or (known := before.calls.get(kind)) is None:
-        return None
-    for owner in known.owners:
-        if (module := module.__dict__["_modules"].get(owner)) is None:
-            return None
-    parameters = module.__dict__["_parameters"]  # what getattr finds too, in more places
-    tables = [parameters.get(name) for name in known.names]
-    for x, shape in zip(tables, known.shapes, strict=True):
-        plain = type(x) is Parameter or type(x) is Tensor
-        if not (plain and x.shape == shape and x.dtype is float32 and x.is_contiguous() and x.is_cpu):
-            return None
-    return known.prepared(q, k, v, tables)
 
 
 def _before(encoding: PositionEncoding) -> Before | None:
@@ -97,28 +137,3 @@ def _before(encoding: PositionEncoding) -> Before | None:
     now = tuple(encoding.__dict__.values())
     same = len(now) == len(before.attributes) and all(map(is_, now, before.attributes))
     return before if same else None
-
-
-def keep(kind: Hashable, encodings: Sequence[PositionEncoding], attend: Attend, forms: Forms, call: Call) -> None:
-    """Keep what can be of a call that was checked, if it is the second of its kind."""
-    if not isinstance(attend, Ready):
-        return
-    before, named = _silent, {}
-    for encoding in encodings:
-        if (found := _before(encoding)) is None:
-            found = encoding.said_before = Before(tuple(encoding.__dict__.values()), {})
-        before, named = found, dict(encoding.named_parameters(remove_duplicate=False))
-    known = None
-    if kind in before.calls:
-        if (prepared := attend.prepare(forms, call, list(named.values()))) is None:
-            return
-        ways = [list(named)[n].split(".") for n in prepared.tables]
-        owners = {tuple(owners) for *owners, _ in ways}
-        if len(owners) > 1:
-            return
-        shapes = tuple(shape for shape, _ in prepared.layouts[3:])
-        known = Known(prepared, next(iter(owners), ()), tuple(name for *_, name in ways), shapes)
-    with _lock:
-        while len(before.calls) >= MOST and kind not in before.calls:
-            before.calls.pop(next(iter(before.calls)))
-        before.calls[kind] = known

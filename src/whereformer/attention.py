@@ -60,18 +60,17 @@ def attention(
     """
     if type(encodings) is not tuple and type(encodings) is not list:
         encodings = _encodings(encodings)
-    kind = None
-    if keys is None and mask is None and dropout == 0.0 and type(dropout) is float:
-        kind = again.kind(q, k, v, grid, encodings, backend)
-    if kind is not None and (out := again.attention(kind, q, k, v, encodings)) is not None:
-        return out
+    plain = keys is None and mask is None and dropout == 0.0 and type(dropout) is float
+    if plain and (known := again.known(q, k, v, grid, encodings, backend)) is not None:
+        prepared, tables = known
+        return prepared(q, k, v, tables)
     encodings, keys = _taken_in(q, k, v, grid, encodings, keys)
     if isinstance(grid, Images) or isinstance(keys, Images):
         return _of_each(q, k, v, grid, keys, encodings, mask, dropout, backend)
     forms, call = said(q, k, v, grid, keys, encodings, mask, dropout)
     attend = backends.choose(backend, forms, call) or reference
-    if kind is not None:
-        again.keep(kind, encodings, attend, forms, call)
+    if plain:
+        again.keep(grid, encodings, backend, attend, forms, call)
     return attend(q, k, v, forms, call.mask, dropout)
 
 

@@ -1,6 +1,6 @@
 """Calls of the kernel like one before: only where the tensors lie is new, all else is packed already."""
 
-import ctypes
+from array import array
 from collections.abc import Sequence
 from struct import calcsize
 from typing import Any
@@ -40,21 +40,22 @@ class Prepared:
         out, lse = kernel.outputs(a, True)
         *gradients, of_entries = kernel.gradients_of(a, [False] * len(tables))
         forward, backward = kernel.packed(a, out, lse), kernel.packed(a, out, lse, (out, *gradients), of_entries)
-        self.words = ctypes.c_int64 * (len(forward) // WORD)
-        self.forward_words, self.backward_words = bytes(forward), bytes(backward)
+        self.forward_words, self.backward_words = array("q", bytes(forward)), array("q", bytes(backward))
         self.tables = which
         self.dtype = a.q.dtype
         self.layouts = [(x.shape, x.stride()) for x in (a.q, a.k, a.v, *tables)]
         self.out, self.lse = (out.shape, out.stride()), (lse.shape, lse.stride())
-        self.gradients = [(x.shape, x.stride()) for x in gradients]
+        of_rows = zip((GRAD_Q, GRAD_K, GRAD_V), gradients, strict=True)
+        self.gradients = [(at, (x.shape, x.stride())) for at, x in of_rows]
         self.shapes = [x.shape for x in a.entries]
         self.rest = (a.queries, a.keys, a.head_dim, a.half, a.turns, a.lookups, a.maps, a.scales)
         self.entries, self.gradients_of_entries = [], []
         step = len(kernel.FIELDS)
         for n, (kind, by_table) in enumerate(zip(a.lookups[::step], a.lookups[1::step], strict=True)):
-            at, is_table = (BEHIND + n * calcsize(LOOKUP)) // WORD, by_table or kind == VALUES
-            self.entries.append(at + (TABLE if is_table else SCORES))
-            self.gradients_of_entries.append(at + (GRAD_TABLE if is_table else GRAD_SCORES))
+            lookup = (BEHIND + n * calcsize(LOOKUP)) // WORD
+            at, gradient_at = (TABLE, GRAD_TABLE) if by_table or kind == VALUES else (SCORES, GRAD_SCORES)
+            self.entries.append(lookup + at)
+            self.gradients_of_entries.append((lookup + gradient_at, self.layouts[3 + n]))
 
     @classmethod
     def of(cls, a: Arguments, tables: Sequence[Tensor]) -> "Prepared | None":
@@ -74,13 +75,15 @@ class Prepared:
             for x in (q, k, v, *tables):
                 if x.requires_grad:
                     return _Attention.apply(self, q, k, v, *tables)  # pyright: ignore[reportReturnType]
-        return self.forward(q, k, v, tables, 0)
+        return self.forward(q, k, v, tables)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], lse: int) -> Tensor:
-        """`lse`: where its memory is, or 0."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], lse: Tensor | None = None
+    ) -> Tensor:
+        """`lse`: to be filled."""
         out = torch.empty_strided(*self.out, dtype=self.dtype)
-        there = self._filled(self.forward_words, q, k, v, tables, out, lse)
-        kernel.start("whereformer_forward", ctypes.addressof(there))
+        words = self._filled(self.forward_words, q, k, v, tables, out, lse)
+        kernel.start("whereformer_forward", words.buffer_info()[0])
         return out
 
     def backward(
@@ -95,33 +98,40 @@ class Prepared:
         wanted: Sequence[bool],
     ) -> list[Tensor | None]:
         """Gradients of q, k, v, and of the tables that want one."""
-        there = self._filled(self.backward_words, q, k, v, tables, out, lse.data_ptr())
-        there[GRAD_OUT] = grad_out.data_ptr()
-        there[GRAD_OUT + 1], there[GRAD_OUT + 2], there[GRAD_OUT + 3], _ = grad_out.stride()
+        words = self._filled(self.backward_words, q, k, v, tables, out, lse)
+        words[GRAD_OUT] = grad_out.data_ptr()
+        words[GRAD_OUT + 1], words[GRAD_OUT + 2], words[GRAD_OUT + 3], _ = grad_out.stride()
         found: list[Tensor | None] = []
-        for at, layout in zip((GRAD_Q, GRAD_K, GRAD_V), self.gradients, strict=True):
+        for at, layout in self.gradients:
             gradient = torch.empty_strided(*layout, dtype=self.dtype)
-            there[at] = gradient.data_ptr()
+            words[at] = gradient.data_ptr()
             found.append(gradient)
-        for at, layout, wants in zip(self.gradients_of_entries, self.layouts[3:], wanted, strict=True):
-            gradient = torch.empty_strided(*layout, dtype=torch.float32) if wants else None
-            there[at] = 0 if gradient is None else gradient.data_ptr()
+        for n, (at, layout) in enumerate(self.gradients_of_entries):
+            gradient = torch.empty_strided(*layout, dtype=torch.float32) if wanted[n] else None
+            words[at] = 0 if gradient is None else gradient.data_ptr()
             found.append(gradient)
-        kernel.start("whereformer_backward", ctypes.addressof(there))
+        kernel.start("whereformer_backward", words.buffer_info()[0])
         return found
 
     def _filled(
-        self, words: bytes, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor], out: Tensor, lse: int
-    ) -> "ctypes.Array[ctypes.c_int64]":
-        """A copy of the structures, with what is new in both passes."""
-        there = self.words.from_buffer_copy(words)
-        there[THREADS] = torch.get_num_threads()
-        there[Q], there[K], there[V], there[OUT] = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        there[LSE] = lse
-        there[LOOKUPS] = ctypes.addressof(there) + BEHIND
-        for at, x in zip(self.entries, tables, strict=True):
-            there[at] = x.data_ptr()
-        return there
+        self,
+        words: "array[int]",
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tables: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> "array[int]":
+        """A copy, with what is new in both passes."""
+        words = words[:]
+        words[THREADS] = torch.get_num_threads()
+        words[Q], words[K], words[V], words[OUT] = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        words[LSE] = 0 if lse is None else lse.data_ptr()
+        words[LOOKUPS] = words.buffer_info()[0] + BEHIND
+        for n, x in enumerate(tables):
+            words[self.entries[n]] = x.data_ptr()
+        return words
 
     def fits(self, grad_out: Tensor, out: Tensor, lse: Tensor, tensors: Sequence[Tensor]) -> bool:
         """Whether what was saved came back as it was laid out; hooks may have moved it."""
@@ -142,7 +152,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         lse = torch.empty_strided(*prepared.lse, dtype=torch.float32)
-        out = prepared.forward(q, k, v, tables, lse.data_ptr())
+        out = prepared.forward(q, k, v, tables, lse)
         ctx.prepared = prepared
         ctx.save_for_backward(out, lse, q, k, v, *tables)
         ctx.set_materialize_grads(False)
