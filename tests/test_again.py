@@ -4,17 +4,22 @@ import copy
 import gc
 import pickle
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from whereformer import Grid, InputError, PositionEncoding, again, attention, parse
 from whereformer.backends import kernel
 from whereformer.backends.prepared import THREADS, Prepared
+from whereformer.catalog import CATALOG
+from whereformer.encoding import overridden
 from whereformer.encodings import IRPE, Swin
 
 pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=f"no compiled kernel: {kernel.missing()}")
@@ -102,6 +107,25 @@ def test_the_same_bits(text: str, dtype: torch.dtype, starts: list[Prepared]) ->
         assert first.stride() == second.stride() == third.stride()
         assert torch.equal(first, second)
         assert torch.equal(first, third)
+
+
+STEADY = [name for name, cls in CATALOG.items() if cls.steady and overridden(cls) not in ((), ("tokens",))]
+"""Whatever says of itself that it is steady, and speaks."""
+
+
+@pytest.mark.parametrize("text", STEADY)
+def test_who_is_steady_says_the_same(text: str, starts: list[Prepared]) -> None:
+    """On its home grid and on others, of other tokens, after its parameters changed."""
+    encodings = made(text)
+    assert [type(e) for e in encodings] == [CATALOG[text]]
+    for _ in range(5):
+        for grid in (GRID, Grid(5, 2, prefix=1)):
+            expected = attention(*tokens(grid, seed=3), grid, encodings, backend="reference")
+            torch.testing.assert_close(attend(encodings, grid, seed=3), expected, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            for parameter in encodings[0].parameters():
+                parameter.add_(0.1)
+    assert starts
 
 
 def to_other_memory(e: IRPE) -> None:
@@ -193,6 +217,31 @@ def test_grids_in_turn(starts: list[Prepared]) -> None:
     assert len(set(starts)) == len(set(grids))
 
 
+def test_layouts_in_turn(starts: list[Prepared]) -> None:
+    encodings = made("irpe(on='qkv')")
+    ways: list[Callable[[Tensor], Tensor]] = [lambda x: x, Tensor.contiguous, Tensor.bfloat16, lambda x: x[:1]]
+    expected = [attention(*map(way, tokens()), GRID, copy.deepcopy(encodings), backend="cpu") for way in ways]
+    for which in ([0, 1, 2, 3] * 3, [3, 2, 1, 0]):
+        for n in which:
+            q, k, v = map(ways[n], tokens())
+            assert torch.equal(attention(q, k, v, GRID, encodings, backend="cpu"), expected[n])
+            mixed = attention(q.clone(), k, v.contiguous(), GRID, encodings, backend="cpu")
+            assert torch.equal(mixed, expected[n])
+    assert len(set(starts)) == 7  # q as it is contiguous is one more of that kind
+
+
+def test_tables_that_are_one(starts: list[Prepared]) -> None:
+    (encoding,) = encodings = made("irpe(on='qk')")
+    assert isinstance(encoding, IRPE)
+    encoding.tables["k"] = encoding.tables["q"]
+    for _ in range(4):
+        assert torch.equal(attend(encodings), anew(encodings))
+    encoding.tables["q"] = nn.Parameter(encoding.tables["q"] + 1)
+    for _ in range(9):
+        assert torch.equal(attend(encodings), anew(encodings))
+    assert starts
+
+
 def test_few_kinds_are_kept() -> None:
     encodings = made("swin", Grid(2, 2))
     for batch in range(1, 3 * again.MOST):
@@ -269,6 +318,24 @@ def test_threads_do_not_meet() -> None:
     assert not wrong
 
 
+def test_calls_within_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else is called after all is packed, and before the kernel starts."""
+    encodings = made("irpe(on='qkv')")
+    expected = [anew(encodings, seed=seed) for seed in range(2)]
+    attend(encodings, times=2)
+    start, within = kernel.start, []
+
+    def spy(*arguments: object) -> None:
+        if not within:
+            within.append(None)
+            within.append(attend(encodings, seed=1))
+        start(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernel, "start", spy)
+    assert torch.equal(attend(encodings, seed=0), expected[0])
+    assert torch.equal(within[1], expected[1])
+
+
 def test_as_many_threads_as_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     encodings, found, before = made("irpe(on='qkv')"), [], torch.get_num_threads()
     filled = Prepared._filled
@@ -317,6 +384,10 @@ def test_who_looks_sees_the_operator() -> None:
     expected = attention(*given, GRID, encodings, backend="reference")
     batched = torch.func.vmap(lambda q: attention(q, *given[1:], GRID, encodings))(given[0][None])
     torch.testing.assert_close(batched[0], expected)
+    with forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own way to its formulas
+        dual = forward_ad.make_dual(given[0], torch.ones_like(given[0]))
+        assert forward_ad.unpack_dual(attention(dual, *given[1:], GRID, encodings)).tangent is not None
     with torch.autocast("cpu", torch.bfloat16):
         assert attention(*given, GRID, encodings, backend="cpu").dtype == torch.bfloat16
 
@@ -340,16 +411,33 @@ def test_parameters_of_a_functional_call(starts: list[Prepared]) -> None:
     assert torch.equal(out, anew(list(layer.encodings)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("text", ["none", "irpe(on='qkv')", "swin"])
-def test_saved_tensors_may_come_back_otherwise(text: str, starts: list[Prepared]) -> None:
+@pytest.mark.parametrize("text", KEPT)
+def test_what_is_computed_again_saves_the_same(text: str, starts: list[Prepared]) -> None:
+    """Checkpointing compares; the call before it, and what is computed again, may be known or not."""
     encodings = made(text)
     expected = gradients(encodings)
-    gradients(encodings)
-    for unpack in (Tensor.contiguous, lambda x: x.transpose(0, -1).contiguous().transpose(0, -1)):
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
-            for got, wanted in zip(gradients(encodings), expected, strict=True):
-                torch.testing.assert_close(got, wanted)
+    for _ in range(3):
+        given = [x.detach().requires_grad_() for x in tokens()]
+        out = checkpoint(lambda *x: attention(*x, GRID, encodings, backend="cpu"), *given, use_reentrant=False)
+        grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+        got = torch.autograd.grad(out, [*given, *(p for e in encodings for p in e.parameters())], grad_out)
+        for one, other in zip(got, expected[1:], strict=True):
+            assert torch.equal(one, other)
+        gradients(encodings)
     assert len(starts) == 2
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_gradient_of_any_layout(width: int, starts: list[Prepared]) -> None:
+    encodings, found = made("irpe(on='qkv')"), []
+    for _ in range(3):
+        given = [x.detach().requires_grad_() for x in tokens()]
+        out = attention(*given, GRID, encodings, backend="cpu")
+        grad_out = torch.randn(*out.shape, width, generator=torch.Generator().manual_seed(3))[..., 0]
+        found.append(torch.autograd.grad(out, [*given, *encodings[0].parameters()], grad_out))
+    for first, third in zip(found[0], found[2], strict=True):
+        assert torch.equal(first, third)
+    assert len(starts) == 1
 
 
 def test_no_second_derivative(starts: list[Prepared]) -> None:
@@ -362,6 +450,15 @@ def test_no_second_derivative(starts: list[Prepared]) -> None:
             assert torch.equal(one, other)
         with pytest.raises(NotImplementedError, match="no gradients of gradients"):
             got[1].sum().backward()
+    assert len(starts) == 2
+
+
+def test_compiled_after_it_was_kept(starts: list[Prepared]) -> None:
+    for text in ("none", "irpe(on='qkv')"):
+        encodings, given = made(text), tokens()
+        expected = attend(encodings, times=3)
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(*given, GRID, encodings, backend="cpu"), expected)
     assert len(starts) == 2
 
 

@@ -5,8 +5,9 @@ from operator import is_
 from threading import Lock
 from typing import Any, NamedTuple
 
-from torch import Size, Tensor, float32
+from torch import Size, Tensor, float32, is_grad_enabled
 from torch._C import _is_any_autocast_enabled
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
@@ -119,11 +120,13 @@ def _kind(
     q: Tensor, k: Tensor, v: Tensor, grid: object, encodings: Sequence[PositionEncoding], backend: object
 ) -> Hashable | None:
     """All that decides what is done, but what is looked at in each call; None: of a kind that is not kept."""
+    if encodings and (len(encodings) > 1 or not getattr(type(encodings[0]), "steady", False)):
+        return None
     if not unwatched() or _is_any_autocast_enabled() or forward_ad._current_level >= 0:
         return None
+    if is_grad_enabled() and _top_saved_tensors_default_hooks(False):
+        return None  # whoever computes a call again, as checkpointing does, wants the same tensors saved each time
     if not (type(q) is type(k) is type(v) is Tensor and type(grid) is Grid and q.is_cpu and k.is_cpu and v.is_cpu):
-        return None
-    if encodings and (len(encodings) > 1 or not getattr(type(encodings[0]), "steady", False)):
         return None
     layouts = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype)
     return (*layouts, grid, backend)

@@ -254,8 +254,8 @@ def outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = a.q.shape
     dtype, device = a.q.dtype, a.q.device
     out = torch.empty_permuted((batch, heads, tokens, a.v.shape[-1]), (0, 2, 1, 3), dtype=dtype, device=device)
-    shape = (batch, heads, tokens) if wants_lse else (0,)
-    return out, torch.empty(shape, dtype=torch.float32, device=device)
+    shape, order = ((batch, heads, tokens), (0, 1, 2)) if wants_lse else ((0,), (0,))
+    return out, torch.empty_permuted(shape, order, dtype=torch.float32, device=device)  # code that is at hand
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:

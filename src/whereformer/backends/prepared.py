@@ -133,16 +133,10 @@ class Prepared:
             words[self.entries[n]] = x.data_ptr()
         return words
 
-    def fits(self, grad_out: Tensor, out: Tensor, lse: Tensor, tensors: Sequence[Tensor]) -> bool:
-        """Whether what was saved came back as it was laid out; hooks may have moved it."""
-        if grad_out.stride(-1) != 1 or out.stride() != self.out[1] or lse.stride() != self.lse[1]:
-            return False
-        return all(x.stride() == stride for x, (_, stride) in zip(tensors, self.layouts, strict=True))
-
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, tables: Sequence[Tensor]) -> Arguments:
         """What `kernel.attention` takes for the same call."""
         queries, keys, head_dim, half, turns, lookups, maps, scales = self.rest
-        entries = [x.reshape(shape).contiguous() for x, shape in zip(tables, self.shapes, strict=True)]
+        entries = [x.reshape(shape) for x, shape in zip(tables, self.shapes, strict=True)]
         return Arguments(q, k, v, queries, keys, head_dim, half, turns, lookups, maps, entries, None, None, scales)
 
 
@@ -163,13 +157,12 @@ class _Attention(torch.autograd.Function):
         _, *wanted = ctx.needs_input_grad
         if grad_out is None:
             return (None,) * (1 + len(wanted))
-        prepared, (out, lse, *tensors) = ctx.prepared, ctx.saved_tensors
-        q, k, v, *tables = tensors
-        unseen = kernel.unseen((grad_out, out, lse, *tensors)) and not torch.is_grad_enabled()
-        if unseen and prepared.fits(grad_out, out, lse, tensors):
+        prepared, saved = ctx.prepared, ctx.saved_tensors
+        out, lse, q, k, v, *tables = saved
+        if grad_out.stride(-1) == 1 and not torch.is_grad_enabled() and kernel.unseen((grad_out, *saved)):
             return (None, *prepared.backward(grad_out, out, lse, q, k, v, tables, wanted[3:]))
         a = prepared.arguments(q, k, v, tables)
-        *found, entries = kernel.backward(grad_out, out, lse.contiguous(), a, wanted[3:])
+        *found, entries = kernel.backward(grad_out, out, lse, a, wanted[3:])
         for gradient, x, wants in zip(entries, tables, wanted[3:], strict=True):
             found.append(gradient.reshape(x.shape) if wants else None)
         return (None, *found)
