@@ -93,9 +93,7 @@ def keep(
         before, named = found, dict(encoding.named_parameters(remove_duplicate=False))
     seen = before.calls.get(kind, 0)
     now = seen if isinstance(seen, Known) else seen + 1
-    if (
-        isinstance(now, int) and now > 1 and now & (now - 1) == 0
-    ):  # the 2nd, 4th, 8th: what could not be may be now
+    if now in (2, 4, 8, 16):  # not at once, as many kinds are seen but once; and what could not be may be later
         now = _prepared(attend.prepare(forms, call, list(named.values())), list(named)) or now
     with _lock:
         while len(before.calls) >= MOST and kind not in before.calls:
