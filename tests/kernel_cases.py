@@ -126,12 +126,12 @@ def guarded_results(a: Arguments, grad_out: Tensor, at_end: bool) -> dict[str, T
         allowed=None if a.allowed is None else put(a.allowed),
         added=None if a.added is None else put(a.added),
     )
-    out, lse = map(new, kernel._outputs(a, True))
-    kernel._run("whereformer_forward", a, out, lse)
-    *gradients, of_entries = kernel._gradients(a, [True] * len(a.entries))
+    out, lse = map(new, kernel.outputs(a, True))
+    kernel.run("whereformer_forward", a, out, lse)
+    *gradients, of_entries = kernel.gradients_of(a, [True] * len(a.entries))
     q, k, v = map(new, gradients)
     entries = [new(x) for x in of_entries]
-    kernel._run("whereformer_backward", a, out, lse, (put(grad_out), q, k, v), entries)
+    kernel.run("whereformer_backward", a, out, lse, (put(grad_out), q, k, v), entries)
     return {"out": out, "q": q, "k": k, "v": v} | {f"entries {n}": x for n, x in enumerate(entries)}
 
 

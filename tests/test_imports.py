@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "encodings": {"errors", "grid", "index", "forms", "encoding", "resample", "kept"},
     "catalog": {"errors", "grid", "encoding", "encodings"},
     "backends": {"errors", "grid", "index", "forms", "mask", "kept"},
-    "attention": {"errors", "grid", "images", "forms", "encoding", "mask", "backends"},
+    "again": {"grid", "forms", "encoding", "backends"},
+    "attention": {"again", "errors", "grid", "images", "forms", "encoding", "mask", "backends"},
     "layers": {
         *("errors", "grid", "index", "forms", "mask", "resample", "encoding", "encodings", "backends"),
         "attention",

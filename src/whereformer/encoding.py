@@ -1,7 +1,7 @@
 """The four moments at which an encoding may speak to a transformer."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,17 @@ class PositionEncoding(nn.Module):
     keeps_norms: bool = True
     """Whether its rotations keep the norm of queries and keys, but for a `Rotation.scale`."""
 
+    steady: ClassVar[bool] = False
+    """Whether what it says to attention is the same of all tokens of one layout on one grid until an attribute is
+    set: made of q, k, v and its parameters as they are, whatever these hold. A class says it of itself alone."""
+
+    __slots__ = ("said_before",)
+    """Of `whereformer.again`: beside the attributes, and in no copy."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.steady = vars(cls).get("steady", set(overridden(cls)) <= {"tokens"})
+
     def __init__(self, dim: int, num_heads: int, grid: Grid) -> None:
         super().__init__()
         self._check_home(grid)
@@ -49,6 +60,9 @@ class PositionEncoding(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.grid = grid
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
 
     def tokens(self, x: Tensor, grid: Grid) -> Tensor:
         """Before a block: tokens [batch, tokens, dim] to tokens of the same shape and dtype."""

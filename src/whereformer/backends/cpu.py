@@ -1,7 +1,7 @@
 """The compiled kernel on the CPU: forms become lookups in small tables, and nothing of queries x keys is made."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from whereformer.backends import kernel, lookups
 from whereformer.backends.call import Attend, Call, forward_mode
 from whereformer.backends.lookups import Lookup, as_dtype
+from whereformer.backends.prepared import Prepared
 from whereformer.backends.sdpa import as_low_rank, with_features
 from whereformer.forms import (
     AddedValues,
@@ -48,7 +49,32 @@ def ready(forms: Forms, call: Call) -> Attend | str:
     plan = _plan(forms, call.q, call.k)
     if isinstance(plan, str):
         return plan
-    return _cannot_now(plan, call) or partial(attend, plan=plan)
+    return _cannot_now(plan, call) or Ready(plan)
+
+
+class Ready(NamedTuple):
+    """`attend`, with a plan."""
+
+    plan: "Plan"
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, dropout: float) -> Tensor:
+        return attend(q, k, v, forms, mask, dropout, self.plan)
+
+    def prepare(self, forms: Forms, call: Call, tables: Sequence[Tensor]) -> Prepared | None:
+        """What serves all calls like this one; None: there is more to do for them than to start the kernel.
+
+        Args:
+            tables: where what the forms say may lie in memory.
+        """
+        q, k, v, mask, dropout = call
+        features, said_later = self.plan.features, any(isinstance(form, AddedValues) for form in forms.values)
+        if mask is not None or dropout or features or said_later or q.numel() == 0 or k.numel() == 0:
+            return None
+        if q.dtype == torch.bfloat16 and not self.plan.looked_up:
+            return None  # `outrun` has a say at each call
+        a = _arguments(q, k, v, forms, None, self.plan)
+        as_given = a.q is q and a.k is k and a.v is v and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        return Prepared.of(a, tables) if as_given else None
 
 
 def _cannot_now(plan: "Plan", call: Call) -> str:
@@ -121,10 +147,20 @@ def attend(
     Rotations by fixed angles are left to the kernel, others come before it. A bias of low rank rides along as
     extra features of q and k.
     """
+    plan = plan or _plan(forms, q, k)
+    assert isinstance(plan, Plan)
+    out = kernel.attention(_arguments(q, k, v, forms, mask, plan))
+    for term in forms.values:
+        if isinstance(term, AddedValues):
+            out = out + term.term.to(out.dtype)
+    return out
+
+
+def _arguments(q: Tensor, k: Tensor, v: Tensor, forms: Forms, mask: Mask | None, plan: "Plan") -> kernel.Arguments:
+    """What the kernel gets."""
     head_dim, dtype = q.shape[-1], _dtype(q)
     exact = torch.promote_types(dtype, torch.float32)
-    plan, waves = plan or _plan(forms, q, k), _waves(forms, exact)
-    assert isinstance(plan, Plan)
+    waves = _waves(forms, exact)
     queries, keys, looked_up, features = plan
     found = lookups.of(looked_up, q, k, exact, turned=waves is None)
     turned_q, turned_k = forms.turn(q, k) if waves is None else (q, k)
@@ -140,15 +176,9 @@ def attend(
     fields = [number for one in found for number in one.fields]
     maps, entries, scales = [one.at for one in found], [one.entries for one in found], [one.scale for one in found]
     half = bool(waves) and _is_half(forms)
-    out = kernel.attention(
-        kernel.Arguments(
-            q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added, scales
-        )
+    return kernel.Arguments(
+        q, k, v, queries, keys, head_dim, half, waves or [], fields, maps, entries, allowed, added, scales
     )
-    for term in forms.values:
-        if isinstance(term, AddedValues):
-            out = out + term.term.to(out.dtype)
-    return out
 
 
 def _dtype(q: Tensor) -> torch.dtype:

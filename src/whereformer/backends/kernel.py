@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whereformer.backends import library
+from whereformer.backends.call import unwatched
 from whereformer.errors import InputError
 
 BY_QUERY, BY_KEY, SHARED, VALUES = range(4)
@@ -125,7 +126,7 @@ BEHIND = struct.calcsize(ATTENTION)
 NO_TURNS, NO_MASK, NO_GRADIENTS = (0,) * 10, (0,) * 5, (0,) * 16
 
 
-def _run(
+def run(
     name: str,
     a: Arguments,
     out: Tensor,
@@ -134,6 +135,29 @@ def _run(
     gradients_of_entries: Sequence[Tensor] = (),
 ) -> None:
     """Calls the kernel on what lies where `_rows` put it."""
+    there = packed(a, out, lse, gradients, gradients_of_entries)
+    start(name, ctypes.addressof(there))
+
+
+def start(name: str, at: int) -> None:
+    """Calls the kernel on the structures that lie there.
+
+    Raises:
+        RuntimeError: it says that it failed.
+    """
+    found = _library()
+    if code := getattr(found, name)(at):
+        raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
+
+
+def packed(
+    a: Arguments,
+    out: Tensor,
+    lse: Tensor,
+    gradients: Sequence[Tensor] = (),
+    gradients_of_entries: Sequence[Tensor] = (),
+) -> "ctypes.Array[ctypes.c_char]":
+    """WfAttention, and its WfLookups behind it."""
     q, k, v, queries, keys, head_dim, half, turns, fields, maps, entries, allowed, added, scales = a
     batch, heads, _, features = q.shape
     count = len(maps)
@@ -160,9 +184,7 @@ def _run(
         *([n for x in gradients for n in (x.data_ptr(), *x.stride()[:3])] if gradients else NO_GRADIENTS),
         *values,
     )
-    found = _library()
-    if code := getattr(found, name)(at):
-        raise RuntimeError(f"{name}: {found.whereformer_error(code).decode()}")
+    return there
 
 
 def _turn(cos: Tensor, sin: Tensor) -> tuple[int, ...]:
@@ -216,18 +238,9 @@ def _wants_gradient(a: Arguments) -> bool:
     return a.q.requires_grad or a.k.requires_grad or a.v.requires_grad or any(x.requires_grad for x in a.entries)
 
 
-def _unseen(a: Arguments) -> bool:
-    """Whether nobody looks, and the kernel may: no graph, mode, tracer or profiler; plain tensors, on the CPU."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
-        or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-    ):
-        return False
-    return all(x is None or (type(x) in PLAIN and x.is_cpu) for x in _given(a))
+def unseen(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether nobody looks, and the kernel may: plain tensors, on the CPU."""
+    return unwatched() and all(x is None or (type(x) in PLAIN and x.is_cpu) for x in tensors)
 
 
 def _given(a: Arguments) -> tuple[Tensor | None, ...]:
@@ -237,12 +250,12 @@ def _given(a: Arguments) -> tuple[Tensor | None, ...]:
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
+def outputs(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
     batch, heads, tokens, _ = a.q.shape
     dtype, device = a.q.dtype, a.q.device
     out = torch.empty_permuted((batch, heads, tokens, a.v.shape[-1]), (0, 2, 1, 3), dtype=dtype, device=device)
-    shape = (batch, heads, tokens) if wants_lse else (0,)
-    return out, torch.empty(shape, dtype=torch.float32, device=device)
+    shape, order = ((batch, heads, tokens), (0, 1, 2)) if wants_lse else ((0,), (0,))
+    return out, torch.empty_permuted(shape, order, dtype=torch.float32, device=device)  # code that is at hand
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -250,15 +263,15 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _run_forward(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
-    _check(a)
-    out, lse = _outputs(a, wants_lse)
+    check(a)
+    out, lse = outputs(a, wants_lse)
     if a.q.numel() == 0 or a.k.numel() == 0:
         return out.zero_(), lse.fill_(torch.inf)
-    _run("whereformer_forward", _laid(a), out, lse)
+    run("whereformer_forward", _laid(a), out, lse)
     return out, lse
 
 
-def _check(a: Arguments) -> None:
+def check(a: Arguments) -> None:
     """The kernel reads and writes where sizes say, so these must be those of the tensors.
 
     Raises:
@@ -316,7 +329,7 @@ def _laid(a: Arguments) -> Arguments:
     return a if q is a.q and k is a.k and v is a.v else a._replace(q=q, k=k, v=v)
 
 
-def _gradients(a: Arguments, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def gradients_of(a: Arguments, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Memory for them: for q, k and v in the order of theirs, for entries where wanted."""
     q, k, v = (_rows(torch.empty_like(x)) for x in (a.q, a.k, a.v))
     return q, k, v, [torch.empty_like(e) if w else e.new_empty(0) for e, w in zip(a.entries, wanted, strict=True)]
@@ -327,12 +340,12 @@ def _backward(grad_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> An
 
 
 def _run_backward(grad_out: Tensor, out: Tensor, lse: Tensor, a: Arguments, wanted: Sequence[bool]) -> Any:
-    q, k, v, entries = gradients = _gradients(a, wanted)
+    q, k, v, entries = gradients = gradients_of(a, wanted)
     if a.q.numel() == 0 or a.k.numel() == 0:
         for gradient in (q, k, v, *entries):
             gradient.zero_()
         return gradients
-    _run("whereformer_backward", _laid(a), _rows(out), lse, (_rows(grad_out), q, k, v), entries)
+    run("whereformer_backward", _laid(a), _rows(out), lse, (_rows(grad_out), q, k, v), entries)
     return gradients
 
 
@@ -354,12 +367,15 @@ class _Attention(torch.autograd.Function):
         if grad_out is None:
             return (None,) * (1 + len(wanted))
         out, lse, *tensors = ctx.saved_tensors
-        a = _filled(ctx.rest, tensors)
-        if _unseen(a) and type(grad_out) is Tensor and not torch.is_grad_enabled():
-            q, k, v, entries = _run_backward(grad_out, out, lse, a, wanted[3:])
-        else:
-            q, k, v, entries = _attention_backward(grad_out, out, lse, *a, wanted[3:])
+        q, k, v, entries = backward(grad_out, out, lse, _filled(ctx.rest, tensors), wanted[3:])
         return (None, q, k, v, *(g if w else None for g, w in zip(entries, wanted[3:], strict=True)))
+
+
+def backward(grad_out: Tensor, out: Tensor, lse: Tensor, a: Arguments, wanted: Sequence[bool]) -> Any:
+    """As an operator only for those who look: gradients of q, k, v, and of the entries that want one."""
+    if unseen(_given(a)) and type(grad_out) is Tensor and not torch.is_grad_enabled():
+        return _run_backward(grad_out, out, lse, a, wanted)
+    return _attention_backward(grad_out, out, lse, *a, wanted)
 
 
 def _flat(a: Arguments) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
@@ -392,7 +408,7 @@ def _eager(a: Arguments, wants_lse: bool, wants_gradient: bool) -> tuple[Tensor,
 
 def _called(a: Arguments, wants_lse: bool) -> tuple[Tensor, Tensor]:
     """Below autograd: as an operator only for those who look."""
-    if _unseen(a):
+    if unseen(_given(a)):
         return _run_forward(a, wants_lse)
     if len(devices := {str(x.device) for x in _given(a) if x is not None}) > 1:
         raise RuntimeError(f"whereformer::attention: tensors on {sorted(devices)}, expected one device")
@@ -409,12 +425,12 @@ _attention_backward = torch.ops.whereformer.attention_backward.default
 
 @torch.library.register_fake("whereformer::attention", lib=_operators)
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(Arguments(*arguments[:-1]), arguments[-1])
+    return outputs(Arguments(*arguments[:-1]), arguments[-1])
 
 
 @torch.library.register_fake("whereformer::attention_backward", lib=_operators)
 def _(grad_out: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> Any:
-    return _gradients(Arguments(*arguments[:-1]), arguments[-1])
+    return gradients_of(Arguments(*arguments[:-1]), arguments[-1])
 
 
 def _no_second(ctx: Any, *gradients: Any) -> Any:

@@ -27,6 +27,7 @@ class EVA02(Rotary):
     formula = "R(θ^(−4t/d) y H₀/H), R(θ^(−4t/d) x W₀/W)"
     paper = "Fang et al. 2023, EVA-02: A Visual Representation for Neon Genesis"
     fixed = ("spectrum", "order", "grid_offset", "reference")
+    steady = True
 
     def __init__(
         self,

@@ -56,6 +56,7 @@ class IRPE(PositionEncoding):
 
     formula = "e_ij + q_i·r_I(i,j) [k], + k_j·r_I(j,i) [q]; z_i + Σ_j a_ij r_I(i,j) [v]"
     paper = "Wu et al. 2021, Rethinking and Improving Relative Position Encoding for Vision Transformer (iRPE)"
+    steady = True
     by_size = False
 
     def __init__(

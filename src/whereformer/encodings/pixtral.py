@@ -26,6 +26,7 @@ class Pixtral(Rotary):
     formula = "R(θ^(−2m/d) y) for even m, R(θ^(−2m/d) x) for odd m"
     paper = "Agrawal et al. 2024, Pixtral 12B, section 2.2, eq. 1 (ROPE-2D)"
     fixed = ("spectrum", "order")
+    steady = True
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class RoPEAxial(Rotary):
     formula = "R(θ^(−4t/d) x), R(θ^(−4t/d) y)"
     paper = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer, section 3.2, eq. 12 (axial)"
     fixed = ("spectrum",)
+    steady = True
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ class Swin(PositionEncoding):
 
     formula = "e_ij + B[p_i − p_j]"
     paper = "Liu et al. 2021, Swin Transformer, section 3.2, eq. 4"
+    steady = True
     axes = (2, 3)
 
     def __init__(

@@ -20,6 +20,7 @@ class VisionLLaMA(Rotary):
     formula = "R(θ^(−4t/d) x B/W), R(θ^(−4t/d) y B/H) in turn"
     paper = "Chu et al. 2024, VisionLLaMA: A Unified LLaMA Backbone for Vision Tasks, section 3.3, eq. 4"
     fixed = ("spectrum",)
+    steady = True
 
     def __init__(
         self, dim: int, num_heads: int, grid: Grid, *, theta: float = 10000.0, scaling: Scaling = "pi"
