@@ -64,7 +64,7 @@ class TableGrads {
         for (int64_t d = 0; d < width; d++) {
           float sum = 0;
           for (int64_t t = 0; t < count; t++) sum += (*threads[t])(f, h)[n * row + d];
-          grad[lookup.kind == WF_VALUES ? n * width + d : d * lookup.buckets + n] = sum * unit;
+          grad[lookup.by_bucket ? n * width + d : d * lookup.buckets + n] = sum * unit;
         }
     }
   }

@@ -19,6 +19,7 @@ struct Lookup {
   int64_t start;        // the slice of a query in the first column starts here
   float scale;          // of the packed table, relative to the caller's
   bool given;           // scores come with the tokens, not from a table
+  bool by_bucket;       // the caller's table is [buckets, features], not [features, buckets]
 
   const int32_t *line;        // [row offsets] -> line
   const int32_t *buckets_at;  // [lines][span + LANES]
@@ -158,9 +159,8 @@ inline void make_onehots(Arena &arena, bool counting, Lookup &k) {
 }
 
 inline void pack_table(const WfAttention &a, const WfLookup &l, Arena &arena, bool counting, Lookup &k) {
-  const bool by_bucket = l.kind == WF_VALUES;
-  const int64_t heads = l.head ? a.heads : 1, features = by_bucket ? a.value_features : a.features;
-  const int64_t of_bucket = by_bucket ? features : 1, of_feature = by_bucket ? 1 : k.buckets;
+  const int64_t heads = l.head ? a.heads : 1, features = l.kind == WF_VALUES ? a.value_features : a.features;
+  const int64_t of_bucket = k.by_bucket ? features : 1, of_feature = k.by_bucket ? 1 : k.buckets;
   k.row = whole(features);
   const int64_t size = k.buckets * k.row;
   auto *to = arena.take<float>(heads * size);
@@ -178,7 +178,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Ar
   Lookup k{};
   k.kind = l.kind, k.buckets = l.buckets, k.prefix = l.prefix, k.head = l.head;
   k.scale = float(l.scale);
-  k.given = l.kind != WF_SHARED && !l.table;
+  k.given = l.kind != WF_SHARED && !l.table, k.by_bucket = l.kind == WF_VALUES || l.by_bucket;
   k.span = l.absolute ? a.keys.width : a.queries.width + a.keys.width - 1;
   k.step = l.absolute ? 0 : -1;
   k.start = l.absolute ? 0 : (l.kind == WF_BY_KEY ? a.keys.width : a.queries.width) - 1;

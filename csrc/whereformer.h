@@ -53,9 +53,11 @@ typedef struct {
   int64_t absolute;    // 0: map is indexed by offset, 1: by the key's own place, not for WF_BY_KEY
   int64_t mirrored;    // 0: the offset is query - key, 1: key - query
   int64_t prefix;      // bucket of pairs with a prefix token, or -1
+  int64_t by_bucket;   // how a table of BY_QUERY or BY_KEY lies: 0: [features, buckets], 1: [buckets, features]
   const int32_t *map;  // offset:   [frames, height, width of queries + keys - 1] of offset + (n - 1), n the size of the
                        //           side that is subtracted;   absolute: [keys' frames, height, width]
-  // BY_QUERY, BY_KEY: [1 or heads, features, buckets] or null; VALUES: [1 or heads, buckets, features]
+  // BY_QUERY, BY_KEY: [1 or heads, features, buckets] or the other way around, or null; VALUES: [1 or heads, buckets,
+  // features]
   const float *table;
   const float *scores;  // BY_QUERY, BY_KEY: [batch, heads, tokens, buckets] or null; SHARED: [1 or heads, buckets]
   int64_t head;         // stride of heads of table (or of SHARED scores): 0 if shared by all heads

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from whereformer.backends.kernel import BY_KEY, BY_QUERY, FIELDS, SHARED, VALUES, Arguments
+from whereformer.backends.kernel import BY_BUCKET, BY_KEY, BY_QUERY, FIELDS, SHARED, VALUES, Arguments
 
 Place = tuple[int, ...] | None
 
@@ -28,7 +28,9 @@ def logits(a: Arguments, sign: int = -1) -> Tensor:
             continue
         if fields["by_table"]:
             assert kind in (BY_QUERY, BY_KEY)
-            entries = (a.q if kind == BY_QUERY else a.k) @ entries
+            entries = (a.q if kind == BY_QUERY else a.k) @ (
+                entries.mT if fields["by_table"] == BY_BUCKET else entries
+            )
         heard, at = index >= 0, index.clamp(min=0)
         if kind == SHARED:
             term = entries[:, at]

@@ -83,7 +83,8 @@ def random_case(seed: int) -> tuple[Arguments, Tensor, int]:
 def _smooth(a: Arguments, run: int, line: int) -> None:
     """Buckets that change slowly along lines, as those of real encodings do."""
     for at, entries, fields in zip(a.maps, a.entries, _fields(a), strict=True):
-        buckets = entries.shape[-2 if fields[0] == kernel.VALUES else -1]
+        by_bucket = fields[0] == kernel.VALUES or fields[1] == kernel.BY_BUCKET
+        buckets = entries.shape[-2 if by_bucket else -1]
         most = max(buckets - (fields[-1] >= 0), 1)
         x, y = torch.arange(at.shape[-1]) // run, torch.arange(at.shape[-2])[:, None] * line
         at.copy_(((x + y) % most).expand_as(at))

@@ -205,11 +205,13 @@ class Scores:
         reader: [b, h, tokens, d]: what reads the table, the very q or k that an encoding got if it can be.
         table: [1 or h, d, buckets], of any floating dtype; it is read in the reader's.
         scale: a number: a backend may multiply by it on the way, which a tensor of its own would not.
+        extra: buckets behind those of the table; their scores are 0.
     """
 
     reader: Tensor
     table: Tensor
     scale: float = 1.0
+    extra: int = 0
 
     def __post_init__(self) -> None:
         if self.reader.ndim != 4 or self.table.ndim != 3 or self.reader.shape[-1] != self.table.shape[-2]:
@@ -218,7 +220,7 @@ class Scores:
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self.reader.shape[:-1], self.table.shape[-1]))
+        return torch.Size((*self.reader.shape[:-1], self.table.shape[-1] + self.extra))
 
     @property
     def device(self) -> torch.device:
@@ -226,8 +228,9 @@ class Scores:
 
     @property
     def scaled(self) -> Tensor:
-        """The table times the scale."""
-        return self.table if self.scale == 1 else self.table * self.scale
+        """The table times the scale, of all buckets."""
+        table = self.table if self.scale == 1 else self.table * self.scale
+        return F.pad(table, (0, self.extra)) if self.extra else table
 
     def dense(self) -> Tensor:
         """[b, h, tokens, buckets]."""
@@ -254,8 +257,7 @@ class BucketBias:
     def __post_init__(self) -> None:
         if self.side not in SIDES:
             raise InputError(f"BucketBias: side={self.side!r}, expected 'query' or 'key'")
-        scores = self.scores.table if isinstance(self.scores, Scores) else self.scores
-        _check_count("BucketBias: scores", scores.shape[-1], self.buckets)
+        _check_count("BucketBias: scores", self.scores.shape[-1], self.buckets)
 
     def made(self) -> Tensor:
         """The scores, whole."""

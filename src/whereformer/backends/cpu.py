@@ -336,4 +336,7 @@ def _as_low_rank(bias: Feature) -> LowRankBias:
 
 def _widened(lookup: Lookup, rank: int) -> Lookup:
     """For q and k with so many features more, which a table does not read."""
-    return lookup._replace(entries=F.pad(lookup.entries, (0, 0, 0, rank))) if lookup.by_table else lookup
+    if not lookup.by_table:
+        return lookup
+    more = (0, rank) if lookup.by_table == kernel.BY_BUCKET else (0, 0, 0, rank)
+    return lookup._replace(entries=F.pad(lookup.entries, more))

@@ -22,13 +22,16 @@ BY_QUERY, BY_KEY, SHARED, VALUES = range(4)
 """Kinds of lookups, as in the header."""
 
 FIELDS = ("kind", "by_table", "absolute", "mirrored", "prefix")
-"""What is said of a lookup in integers; `by_table`: the entries are a table that q or k reads."""
+"""What is said of a lookup in integers; `by_table`: 0, or how a table lies that q or k reads."""
+
+BY_FEATURE, BY_BUCKET = 1, 2
+"""Tables [1 or h, d, buckets], or [1 or h, buckets, d]."""
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The library.
 
-TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "5q3Pqd2P"
+TOKENS, GRID, TURN, LOOKUP = "P3q", "4q", "2P2q", "6q3Pqd2P"
 ATTENTION = f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}qPP4qP4q{4 * TOKENS}"
 """The header's structures, for `struct`: q is an int64_t, P a pointer, d a double."""
 
@@ -198,10 +201,11 @@ def _lookup(
 ) -> tuple[float, ...]:
     kind, by_table, absolute, mirrored, prefix = fields
     shape = entries.shape
-    buckets = shape[-2 if kind == VALUES else -1]
+    by_bucket = by_table == BY_BUCKET
+    buckets = shape[-2 if kind == VALUES or by_bucket else -1]
     head = entries.stride(0) if shape[0] > 1 else 0  # of scores for each token it is not read
     here, there = entries.data_ptr(), 0 if gradient is None else gradient.data_ptr()
-    told = (kind, buckets, absolute, mirrored, prefix, at.data_ptr())
+    told = (kind, buckets, absolute, mirrored, prefix, by_bucket, at.data_ptr())
     if by_table or kind == VALUES:
         return (*told, here, 0, head, scale, there, 0)
     return (*told, 0, here, head, scale, 0, there)
@@ -300,11 +304,12 @@ def check(a: Arguments) -> None:
         if at.numel() != places or at.dtype != torch.int32 or not at.is_contiguous():
             raise InputError(f"map {tuple(at.shape)} {at.dtype}, expected {places} buckets in int32, contiguous")
         found = entries.shape
-        first, buckets = 1 if found[0] == 1 else heads, found[-2 if kind == VALUES else -1]
+        by_bucket = by_table == BY_BUCKET
+        first, buckets = 1 if found[0] == 1 else heads, found[-2 if kind == VALUES or by_bucket else -1]
         if kind == VALUES:
             shape = (first, buckets, values)
         elif by_table:
-            shape = (first, features, buckets)
+            shape = (first, buckets, features) if by_bucket else (first, features, buckets)
         elif kind == SHARED:
             shape = (first, buckets)
         else:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES
+from whereformer.backends.kernel import BY_BUCKET, BY_FEATURE, BY_KEY, BY_QUERY, SHARED, VALUES
 from whereformer.forms import AxisBias, BucketBias, BucketValues, OffsetBias, Scores
 from whereformer.grid import Grid
 from whereformer.index import Mapping
@@ -22,12 +22,12 @@ class Lookup(NamedTuple):
 
     Args:
         kind: of the header's four.
-        by_table: 1 if the entries are a table that q or k reads.
+        by_table: `kernel.BY_FEATURE` or `BY_BUCKET` if the entries are a table that q or k reads, else 0.
         absolute: 1 if the map has the buckets of the keys' places, not of offsets.
         mirrored: 1 if offsets are key − query.
         prefix: the bucket of pairs with a prefix token; −1: they get nothing.
         at: the map, int32, contiguous.
-        entries: contiguous: a table [1 or h, d, buckets], scores [b, h, tokens, buckets] or
+        entries: contiguous: a table [1 or h, d, buckets] or [1 or h, buckets, d], scores [b, h, tokens, buckets] or
             [1 or h, buckets], or values [1 or h, buckets, d].
         scale: of a table, by which it is multiplied where it is read.
     """
@@ -100,8 +100,12 @@ def _of(
             reader, kind, mirrored = (q, BY_QUERY, 0) if side == "query" else (k, BY_KEY, 1)
             at, prefix = placed(buckets.mapping, buckets.queries, buckets.keys)
             if isinstance(scores, Scores) and scores.reader is reader and not turned:
-                table = as_dtype(scores.table, dtype).contiguous()
-                yield Lookup(kind, 1, 0, mirrored, prefix, at, table, scores.scale)
+                table, lies = as_dtype(scores.table, dtype), BY_FEATURE
+                if prefix >= table.shape[-1]:  # of those whose scores are 0
+                    prefix = -1
+                if not table.is_contiguous() and table.mT.is_contiguous():  # as parameters often lie
+                    table, lies = table.mT, BY_BUCKET
+                yield Lookup(kind, lies, 0, mirrored, prefix, at, table.contiguous(), scores.scale)
                 return
             scores = as_dtype(form.made(), dtype)
             if all(isinstance(n, int) and n == 1 for n in (*scores.shape[:-3], scores.shape[-2])):

@@ -18,7 +18,7 @@ THREADS = calcsize(f"4q{2 * GRID}q") // WORD
 Q, K, V, OUT, LSE = (calcsize(f"4q{2 * GRID}2qd{n * TOKENS}") // WORD for n in range(5))
 LOOKUPS = calcsize(f"4q{2 * GRID}2qd{4 * TOKENS}P2q{2 * TURN}q") // WORD
 GRAD_OUT, GRAD_Q, GRAD_K, GRAD_V = ((BEHIND - calcsize(n * TOKENS)) // WORD for n in (4, 3, 2, 1))
-TABLE, SCORES, GRAD_TABLE, GRAD_SCORES = 6, 7, 10, 11
+TABLE, SCORES, GRAD_TABLE, GRAD_SCORES = 7, 8, 11, 12
 """Where in the structures, in words, a call writes; the last four in a lookup."""
 
 

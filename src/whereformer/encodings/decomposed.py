@@ -31,6 +31,7 @@ class Decomposed(PositionEncoding):
 
     formula = "e_ij + q_i·(R^h_{y_i − y_j} + R^w_{x_i − x_j})"
     paper = "Li et al. 2022, MViTv2: Improved Multiscale Vision Transformers, section 4.1, eq. 3-4; ViTDet; SAM"
+    steady = True
 
     def __init__(self, dim: int, num_heads: int, grid: Grid, *, scaled: bool = False, std: float = 0.02) -> None:
         super().__init__(dim, num_heads, grid)

@@ -75,8 +75,8 @@ def fitted(tables: Sequence[Tensor], queries: Grid, keys: Grid) -> list[Tensor]:
 def read(reader: Tensor, table: Tensor, buckets: Buckets, side: Side = "query") -> BucketBias:
     """reader · table, a table [..., buckets, d] of offsets alone; 0 for pairs with a prefix token."""
     extra = buckets.count - buckets.mapping.count
-    table = F.pad(table.mT, (0, extra))
-    return BucketBias(Scores(reader, table if table.ndim == 3 else table[None]), buckets, side)
+    table = table.mT if table.ndim == 3 else table.mT[None]
+    return BucketBias(Scores(reader, table, extra=extra), buckets, side)
 
 
 def read_too(vector: Tensor, bias: BucketBias) -> BucketBias:
