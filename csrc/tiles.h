@@ -11,8 +11,8 @@ namespace wf::WF_ISA {
 
 constexpr int SIDE = 16;             // rows of a tile; words, too: each of two bfloat16s, or one float
 constexpr int TILE = 2 * SIDE;       // queries that are worked on at a time: rows of C
-constexpr int GROUP = 2 * TILE;      // queries whose sums over queries are made at once
-constexpr int ROWS = 8;              // rows that fit registers
+constexpr int GROUP = TILE;          // queries whose sums over queries are made at once
+constexpr int ROWS = 4;              // rows that fit registers
 constexpr int PANEL = 2 * SIDE;      // columns of C
 constexpr int STEP = PANEL;          // from which columns on a product may be taken: multiples
 constexpr int DEPTH = 2 * SIDE;      // features that one instruction contracts: two in each word
