@@ -34,10 +34,15 @@ class TableGrads {
     return sums_[f] ? sums_[f] + (heads_[f] > 1 ? head * size_[f] : 0) : nullptr;
   }
 
-  // Adds `rows` of lookup f: [buckets, whole(features)].
-  void add(int64_t f, int64_t head, const float *rows) const {
+  // Adds rows [count, whole(features)] of lookup f, from bucket `first` on.
+  void add(int64_t f, int64_t head, int64_t first, int64_t count, const float *rows) const {
     float *sums = (*this)(f, head);
-    for (int64_t n = 0; sums && n < size_[f]; n += LANES) store(sums + n, load(sums + n) + load(rows + n));
+    if (!sums) return;
+    const int64_t row = group_.lookup[f].row;
+    for (int64_t n = 0; n < count * row; n += LANES) {
+      float *at = sums + first * row + n;
+      store(at, load(at) + load(rows + n));
+    }
   }
 
   // The caller's gradient becomes the sum over threads, in their order.
@@ -85,22 +90,16 @@ struct KeyGrads {
 };
 
 // The gradient of one lookup by key: dS summed over its buckets, for each key.
-template <class T>
 class ByKey {
  public:
   ByKey() = default;
-  ByKey(const Problem &p, const Lookup &lookup, Arena &arena)
-      : a_(&p.a), room_(lookup.room()), features_(whole(p.a.features)), lines_(p, arena) {
-    weights_ = arena.take<float>(whole(p.most_keys(), TILE) * room_);
-    if (lookup.given) return;
-    keys_ = arena.take<float>(GROUP * features_);
-    left_ = Left(CHUNK, arena), table_ = Right(lookup.buckets, p.a.features, arena);
-    sums_ = Sums(lookup.buckets, p.a.features, arena);
+  ByKey(const Problem &p, const Lookup &lookup, Arena &arena) : room_(lookup.room()), lines_(p, arena) {
+    weights_ = arena.take<float>(whole(p.most_keys(), LANES) * room_);
   }
 
   void start_block(int64_t keys) {
     lines_.forget();
-    std::memset(weights_, 0, size_t(whole(keys, TILE) * room_) * 4);
+    std::memset(weights_, 0, size_t(whole(keys) * room_) * 4);
   }
 
   // What one query gives.
@@ -112,36 +111,17 @@ class ByKey {
       lines_(lookup, f, *stretches, place.x, ds + block.prefix, weights_ + block.prefix * room_, room_);
   }
 
-  void flush(const Lookup &lookup, const Block &block) {
+  void end_block(const Lookup &lookup, const Block &block) {
     lines_.flush(lookup, weights_ + block.prefix * room_, room_);
   }
 
-  const float *of_key(int64_t j) const { return weights_ + j * room_; }
-
-  // Adds to dk [keys, features], with room for whole tiles. Returns the gradient of the table, [buckets, features].
-  const float *add_table(const Lookup &lookup, const Head<T> &head, const Block &block, float *dk) {
-    table_.read(lookup.buckets, a_->features, [&](int64_t n, float *) { return lookup.table_row(head.h, n); });
-    sums_.clear(lookup.buckets);
-    for (int64_t j = 0; j < block.count; j += TILE) {
-      multiply_rows<ADD>(of_key(j), room_, lookup.buckets, smaller(TILE, block.count - j), left_, table_, features_,
-                         dk + j * features_, features_);
-    }
-    for (int64_t j = 0; j < block.count; j += GROUP) {
-      const int64_t count = smaller(GROUP, block.count - j);
-      read_rows(head.k, a_->k.token, block.first + j, count, a_->features, nullptr, float(a_->scale), keys_);
-      sums_.add(of_key(j), room_, keys_, count);
-    }
-    return sums_.finish();
-  }
+  const float *weights() const { return weights_; }  // [keys][room]
+  int64_t room() const { return room_; }
 
  private:
-  const WfAttention *a_ = nullptr;
-  int64_t room_ = 0, features_ = 0;
+  int64_t room_ = 0;
   KeyLineSums lines_;
-  float *weights_ = nullptr, *keys_ = nullptr;  // weights: [keys of the block][room]
-  Left left_;
-  Right table_;
-  Sums sums_;
+  float *weights_ = nullptr;
 };
 
 template <class T>
@@ -164,6 +144,11 @@ class Backward {
     if (!beside && tables) {
       tables_ = Right(tables, a_.features, arena), table_sums_ = Sums(tables, a_.features, arena);
     }
+    if (p.keys_read()) {
+      across_ = arena.take<float>(BUCKETS * logits_.row_across);
+      rows_ = arena.take<float>(BUCKETS * features_);
+      if (a_.pairs) plain_k_ = Right(keys, a_.features, arena), plain_dk_ = Sums(keys, a_.features, arena);
+    }
     s_ = arena.take<float>(GROUP * row_), ds_ = arena.take<float>(GROUP * row_);
     q_ = arena.take<float>(GROUP * features_), plain_q_ = a_.pairs ? arena.take<float>(GROUP * features_) : q_;
     g_ = arena.take<float>(GROUP * value_features_);
@@ -173,7 +158,7 @@ class Backward {
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       if (lookup.given && p.logits.is_by_query(f)) given_sums_[f] = arena.take<float>(TILE * lookup.room());
-      if (lookup.kind == WF_BY_KEY) by_key_[f] = ByKey<T>(p, lookup, arena);
+      if (lookup.kind == WF_BY_KEY) by_key_[f] = ByKey(p, lookup, arena);
     }
     for (int64_t f = 0; f < p.values.count; f++) {
       const Lookup &lookup = p.values.lookup[f];
@@ -235,6 +220,12 @@ class Backward {
     k_.read(rows_of_keys(block), a_.features,
             Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale),
                     &p_.logits, head.h});
+    if (a_.pairs && p_.keys_read()) {
+      plain_k_.read(block.count, a_.features,
+                    Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, nullptr, float(a_.scale),
+                            &p_.logits, head.h});
+      plain_dk_.clear(block.count);
+    }
     dk_.clear(rows_of_keys(block)), dv_.clear(block.count + p_.values.rows());
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++)
       by_key_[f].start_block(block.count);
@@ -242,14 +233,15 @@ class Backward {
 
   // Sums over queries wait until a group of them is done.
   void end_group(int64_t count, const Block &block) {
-    dv_.add(s_, row_, g_, count);
-    dk_.add(ds_, row_, q_, count);
-    if (a_.pairs && p_.logits.rows()) table_sums_.add(ds_ + block.count, row_, plain_q_, count);
+    dv_.add(s_, row_, g_, count, block.count + p_.values.rows());
+    dk_.add(ds_, row_, q_, count, rows_of_keys(block));
+    if (a_.pairs && p_.logits.rows()) table_sums_.add(ds_ + block.count, row_, plain_q_, count, p_.logits.rows());
   }
 
   static void add_table_sums(const Group &group, const Head<T> &head, const float *rows, const TableGrads &sums) {
     for (int64_t f = 0; f < group.count; f++)
-      if (group.has_rows(f)) sums.add(f, head.h, rows + group.first_row(f) * group.lookup[f].row);
+      if (group.has_rows(f))
+        sums.add(f, head.h, 0, group.lookup[f].buckets, rows + group.first_row(f) * group.lookup[f].row);
   }
 
   void read_group(const Head<T> &head, int64_t i, int64_t count) {
@@ -400,25 +392,17 @@ class Backward {
   }
 
   void end_block(const Head<T> &head, const Block &block, KeyGrads grads) {
+    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) end_lookup(head, f, block);
     const float unit = float(a_.scale) * LN2;  // q_ holds q · log2(e)
     float *dks = dk_.finish();
-    const float *dvs = dv_.finish();
+    const float *dvs = dv_.finish(), *plain = a_.pairs && p_.keys_read() ? plain_dk_.finish() : nullptr;
     if (!a_.pairs) add_table_sums(p_.logits, head, dks + block.count * features_, logit_tables);
     add_table_sums(p_.values, head, dvs + block.count * value_features_, value_tables);
     for (int64_t j = 0; j < block.count; j++) {
       float *dk = dks + j * features_;
-      for (int64_t d = 0; d < features_; d += LANES) store(dk + d, load(dk + d) * unit);
       head.turn_k(dk, block.first + j, -1);
-    }
-    for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) {
-      const Lookup &lookup = p_.logits.lookup[f];
-      by_key_[f].flush(lookup, block);
-      if (!lookup.given)
-        logit_tables.add(f, head.h, by_key_[f].add_table(lookup, head, block, dks));
-      else if (p_.logits.given[f]->grad_scores)
-        for (int64_t j = 0; j < block.count; j++)
-          write_row<SET>(by_key_[f].of_key(j), lookup.buckets, 1,
-                         p_.logits.given[f]->grad_scores + (head.n * p_.keys + block.first + j) * lookup.buckets);
+      for (int64_t d = 0; d < features_; d += LANES)
+        store(dk + d, (plain ? load(dk + d) + load(plain + j * features_ + d) : load(dk + d)) * unit);
     }
     for (int64_t j = 0; j < block.count; j++) {
       const float *dk = dks + j * features_, *dv = dvs + j * value_features_;
@@ -433,6 +417,33 @@ class Backward {
     }
   }
 
+  // Of a lookup by key. Its table is more queries, dS of these being the sums over its buckets.
+  void end_lookup(const Head<T> &head, int64_t f, const Block &block) {
+    const Lookup &lookup = p_.logits.lookup[f];
+    ByKey &by_key = by_key_[f];
+    by_key.end_block(lookup, block);
+    const int64_t row = logits_.row_across;
+    if (lookup.given) {
+      if (float *grad = p_.logits.given[f]->grad_scores)
+        for (int64_t j = 0; j < block.count; j++)
+          write_row<SET>(by_key.weights() + j * by_key.room(), lookup.buckets, 1,
+                         grad + (head.n * p_.keys + block.first + j) * lookup.buckets);
+      return;
+    }
+    for (int64_t n = 0; n < lookup.buckets; n += BUCKETS) {
+      const int64_t count = smaller(BUCKETS, lookup.buckets - n);
+      turn_over(by_key.weights() + n, by_key.room(), count, block.count, 1, across_, row);
+      for (int64_t m = 0; m < count; m++) store(across_ + m * row + whole(block.count), V{});  // a tile may read on
+      multiply_rows<SET>(across_, row, block.count, count, weights_, a_.pairs ? plain_k_ : k_, features_, rows_,
+                         features_);
+      logit_tables.add(f, head.h, n, count, rows_);
+      const float factor = 1 / (float(a_.scale) * LN2);  // as of q_
+      for (int64_t d = 0; d < count * features_; d += LANES)
+        store(rows_ + d, load(lookup.table_row(head.h, n) + d) * factor);
+      (a_.pairs ? plain_dk_ : dk_).add(across_, row, rows_, count, block.count);
+    }
+  }
+
   const Problem &p_;
   const WfAttention &a_;
   Logits<T> logits_;
@@ -443,11 +454,12 @@ class Backward {
   Panels value_panels_;
   TableColumns value_tables_;
   Left weights_, g_left_;
-  Right k_, tables_;             // k_: and the tables that queries read, unless queries turn
-  Sums dk_, dv_, table_sums_;    // so are these
+  Right k_, plain_k_, tables_;  // k_: and the tables that queries read, unless queries turn
+  Sums dk_, plain_dk_, dv_, table_sums_;
+  float *across_, *rows_;  // of lookups by key: sums over buckets [BUCKETS][row_across], and as many rows of a table
   float *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
   float *given_sums_[MOST_LOOKUPS];
-  ByKey<T> by_key_[MOST_LOOKUPS];
+  ByKey by_key_[MOST_LOOKUPS];
   Sources value_from_;
 };
 

@@ -37,10 +37,13 @@ struct Logits {
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
   Panels panels;  // keys · scale, turned; and the tables that queries read, if one block holds all keys
-  TableColumns tables;  // those not beside keys
+  Panels plain_keys;    // as they came but for the scale, if keys turn and tables are read by them
+  TableColumns tables;  // those of queries that are not beside keys
   Sources from;
   float *plain, *turned;  // queries · log2(e): [TILE][features]
   Left left, left_turned;  // made of them
+  float *across;           // what tables say to keys: [BUCKETS][row_across]
+  int64_t row_across;
   float *added;            // what lookups say: [ROWS][row]
   View view;
   Place place[TILE];
@@ -63,6 +66,10 @@ struct Logits {
     plain = arena.take<float>(TILE * features), added = arena.take<float>(ROWS * row);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
     if (a.pairs) left_turned = Left(a.features, arena);
+    row_across = whole(p.most_keys(), PANEL) + LANES;
+    if (!p.keys_read()) return;
+    across = arena.take<float>(BUCKETS * row_across);
+    if (a.pairs) plain_keys = Panels(p.most_keys(), a.features, p.logits, false, arena);
   }
 
   // Scores that no token changes, laid along their lines; behind them, that of pairs with a prefix token.
@@ -79,22 +86,14 @@ struct Logits {
 
   void start_block(const Head<T> &head, const Block &block) {
     panels.read(head.k, a.k.token, block.first, block.count, &head.turn_k, float(a.scale), head.h);
+    if (a.pairs && p.keys_read())
+      plain_keys.read(head.k, a.k.token, block.first, block.count, nullptr, float(a.scale), head.h);
     for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
-      const Lookup &lookup = p.logits.lookup[f];
       from.key_lines[f].forget();
-      for (int64_t j = 0; j < block.count; j += TILE) {
-        const int64_t count = smaller(TILE, block.count - j);
-        float *scores = from.scores[f] + j * from.room[f];
-        if (lookup.given) {
-          read_given(head, f, p.keys, block.first + j, count, scores);
-          continue;
-        }
-        read_rows(head.k, a.k.token, block.first + j, count, a.features, nullptr, LOG2E, plain);
-        left.read(plain, features, a.features, count);
-        int32_t low, high;
-        buckets_of_keys(f, block.first + j, count, &low, &high);
-        tables.multiply_table(f, left, low, high, true, scores, from.room[f]);
-      }
+      if (p.logits.lookup[f].given)
+        read_given(head, f, p.keys, block.first, block.count, from.scores[f]);
+      else
+        let_keys_read(head, f, block);
     }
   }
 
@@ -139,24 +138,15 @@ struct Logits {
     tables.multiply_table(f, left, low, high, block.prefix || place[0].prefix, from.scores[f], from.room[f]);
   }
 
-  // Buckets in which keys j ... j + count may be: fewer than all at an image's edge.
-  void buckets_of_keys(int64_t f, int64_t j, int64_t count, int32_t *low, int32_t *high) const {
+  // Tables that keys read are more queries; what these say to keys is turned over: scores [keys][buckets].
+  void let_keys_read(const Head<T> &head, int64_t f, const Block &block) {
     const Lookup &lookup = p.logits.lookup[f];
-    const RowOffsets offset(a, *p.logits.given[f]);
-    *low = INT32_MAX, *high = -1;
-    const bool image = offset.frames == 1 && !offset.absolute;
-    int64_t row = -1;
-    Place key;
-    for (int64_t m = 0; m < count; m++) {
-      key = m ? key.next(a.keys, j + m) : Place(a.keys, j);
-      if (key.prefix || key.row == row) continue;
-      row = key.row;
-      const int64_t first = image ? offset.first_of_key(row) : 0;
-      const int64_t end = image ? first + a.queries.height : offset.count();
-      for (int64_t n = first; n < end; n++) {
-        *low = int32_t(smaller(*low, lookup.low[lookup.line[n]]));
-        *high = int32_t(larger(*high, lookup.high[lookup.line[n]]));
-      }
+    const Panels &keys = a.pairs ? plain_keys : panels;
+    for (int64_t n = 0; n < lookup.buckets; n += BUCKETS) {
+      const int64_t count = smaller(BUCKETS, lookup.buckets - n);
+      left.read(lookup.table_row(head.h, n), lookup.row, a.features, count);
+      keys.multiply_tokens_by(left, across, row_across);
+      turn_over(across, row_across, block.count, count, LOG2E / float(a.scale), from.scores[f] + n, from.room[f]);
     }
   }
 

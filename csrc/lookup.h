@@ -31,7 +31,7 @@ struct Lookup {
                               // from here that has bucket low + n, or −1; else null
   bool alike;                 // lines differ by a constant: one set of `onehot` serves all
 
-  const float *table;  // [1 or heads][buckets, row], times scale
+  const float *table;  // [1 or heads][whole(buckets, TILE), row], times scale
   int64_t row, table_head;
 
   const float *table_row(int64_t h, int64_t bucket) const { return table + h * table_head + bucket * row; }
@@ -162,15 +162,15 @@ inline void pack_table(const WfAttention &a, const WfLookup &l, Arena &arena, bo
   const int64_t heads = l.head ? a.heads : 1, features = l.kind == WF_VALUES ? a.value_features : a.features;
   const int64_t of_bucket = k.by_bucket ? features : 1, of_feature = k.by_bucket ? 1 : k.buckets;
   k.row = whole(features);
-  const int64_t size = k.buckets * k.row;
+  const int64_t size = whole(k.buckets, TILE) * k.row;
   auto *to = arena.take<float>(heads * size);
   k.table = to, k.table_head = l.head ? size : 0;
   if (counting) return;
   std::memset(to, 0, size_t(heads * size) * 4);
-  for (int64_t h = 0; h < heads; h++) {
+  for (int64_t h = 0; h < heads; h++, to += size) {
     const float *from = l.table + h * l.head;
-    for (int64_t n = 0; n < k.buckets; n++, to += k.row)
-      for (int64_t d = 0; d < features; d++) to[d] = from[n * of_bucket + d * of_feature] * k.scale;
+    for (int64_t n = 0; n < k.buckets; n++)
+      for (int64_t d = 0; d < features; d++) to[n * k.row + d] = from[n * of_bucket + d * of_feature] * k.scale;
   }
 }
 

@@ -43,6 +43,11 @@ class Panels {
   // s[m] = a_m·token of each token, then a_m·table[bucket] of each bucket.
   void multiply_by(const Left &a, float *s, int64_t row) const { multiply<SET>(a, right_, 0, columns_, s, row); }
 
+  // The former alone.
+  void multiply_tokens_by(const Left &a, float *s, int64_t row) const {
+    multiply<SET>(a, right_, 0, columns_ - tables_, s, row);
+  }
+
   // Where lookups find the latter.
   void show(Sources &from, float *s, int64_t row) const {
     for (int64_t f = 0; f < group_->count; f++)
@@ -62,7 +67,7 @@ class TableColumns {
   TableColumns(const Group &group, int64_t features, const Panels &panels, Arena &arena)
       : features_(features), group_(&group) {
     for (int64_t f = 0; f < group.count; f++) {
-      wanted_[f] = group.lookup[f].table && !panels.has(f);
+      wanted_[f] = group.has_rows(f) && !panels.has(f);
       if (wanted_[f]) columns_[f] = Right(features, group.lookup[f].buckets, arena);
     }
   }

@@ -91,6 +91,12 @@ struct Problem {
     b.count = b.prefix + b.rows * width;
     return b;
   }
+  // Whether tables are read by keys.
+  bool keys_read() const {
+    for (int64_t f = logits.by_query + logits.shared; f < logits.count; f++)
+      if (!logits.lookup[f].given) return true;
+    return false;
+  }
   int64_t most_keys() const { return key_prefix + block_rows * width; }  // of a block
 };
 

@@ -10,6 +10,7 @@ constexpr int GROUP = 8 * TILE;   // queries whose sums over queries are made at
 constexpr int ROWS = TILE;        // rows that fit registers
 constexpr int WIDE = LANES == 16 ? 4 : 2;  // vectors in a row of C
 constexpr int PANEL = WIDE * LANES;        // columns of C
+constexpr int BUCKETS = LANES == 4 ? 12 : 3 * LANES;  // whole tiles, and whole vectors
 constexpr int64_t CHUNK = 0;
 constexpr int64_t STEP = 1;                // from which columns on a product may be taken: multiples
 
@@ -66,19 +67,23 @@ inline void product(const float *a, int64_t lda, const float *b, int64_t ldb, fl
   }
 }
 
-// The left side of a product: TILE rows, where they lie.
+// The left side of a product: rows where they lie, up to a whole tile of them.
 class Left {
  public:
   Left() = default;
   Left(int64_t, Arena &) {}
-  void read(const float *a, int64_t lda, int64_t, int64_t) { a_ = a, lda_ = lda; }
+  void read(const float *a, int64_t lda, int64_t depth, int64_t count) {
+    a_ = a, lda_ = lda, depth_ = depth, rows_ = count;
+  }
 
-  const float *rows() const { return a_; }
+  const float *from(int64_t row) const { return a_ + row * lda_; }
   int64_t row() const { return lda_; }
+  int64_t depth() const { return depth_; }
+  int64_t rows() const { return rows_; }
 
  private:
   const float *a_ = nullptr;
-  int64_t lda_ = 0;
+  int64_t lda_ = 0, depth_ = 0, rows_ = 0;
 };
 
 // The right side, [depth, columns]: row by row, or in panels of PANEL columns, [panel][depth, PANEL].
@@ -91,7 +96,7 @@ class Right {
   // row(i, room) is row i, whole(columns) floats, in `room` or where it lies.
   template <class Row>
   void read(int64_t depth, int64_t columns, Row row) {
-    depth_ = depth, row_ = whole(columns), panel_ = PANEL;
+    row_ = whole(columns), panel_ = PANEL;
     for (int64_t i = 0; i < depth; i++) {
       float *to = b_ + i * row_;
       if (const float *found = row(i, to); found != to) std::memcpy(to, found, size_t(row_) * 4);
@@ -101,7 +106,7 @@ class Right {
   // The same, row(i, room) being column i: whole(depth) floats.
   template <class Row>
   void read_transposed(int64_t depth, int64_t columns, Row row) {
-    depth_ = depth, row_ = PANEL, panel_ = PANEL * depth;
+    row_ = PANEL, panel_ = PANEL * depth;
     for (int64_t n = 0; n < columns; n += LANES) {
       const float *rows[LANES];
       for (int64_t i = 0; i < LANES; i++)
@@ -124,11 +129,10 @@ class Right {
 
   const float *from(int64_t column) const { return b_ + column / PANEL * panel_ + column % PANEL; }
   int64_t row() const { return row_; }
-  int64_t depth() const { return depth_; }
 
  private:
   float *b_ = nullptr, *room_ = nullptr;
-  int64_t depth_ = 0, row_ = 0, panel_ = 0;
+  int64_t row_ = 0, panel_ = 0;
 };
 
 // c (+)= a·b, of `columns` columns of b from `first` on.
@@ -136,7 +140,8 @@ template <Result result>
 inline void multiply(const Left &a, const Right &b, int64_t first, int64_t columns, float *c, int64_t ldc) {
   for (int64_t n = first, some; n < first + columns; n += some) {
     some = smaller(PANEL - n % PANEL, first + columns - n);
-    product<result>(a.rows(), a.row(), b.from(n), b.row(), c + n - first, ldc, b.depth(), some);
+    for (int64_t m = 0; m < a.rows(); m += TILE)
+      product<result>(a.from(m), a.row(), b.from(n), b.row(), c + m * ldc + n - first, ldc, a.depth(), some);
   }
 }
 
@@ -155,14 +160,11 @@ class Sums {
   Sums(int64_t columns, int64_t features, Arena &arena)
       : features_(whole(features)), sums_(arena.take<float>(whole(columns, TILE) * features_)) {}
 
-  void clear(int64_t columns) {
-    columns_ = columns;
-    std::memset(sums_, 0, size_t(whole(columns, ROWS) * features_) * 4);
-  }
+  void clear(int64_t columns) { std::memset(sums_, 0, size_t(whole(columns, ROWS) * features_) * 4); }
 
-  // Of at most GROUP rows [count, whole(features)].
-  void add(const float *weights, int64_t row, const float *rows, int64_t count) {
-    for (int64_t n = 0; n < columns_; n += ROWS)
+  // Of the first columns, and at most GROUP rows [count, whole(features)].
+  void add(const float *weights, int64_t row, const float *rows, int64_t count, int64_t columns) {
+    for (int64_t n = 0; n < columns; n += ROWS)
       for (int64_t d = 0; d < features_; d += PANEL)
         product<ADD, BY_COLUMNS>(weights + n, row, rows + d, features_, sums_ + n * features_ + d, features_, count,
                                  smaller(PANEL, features_ - d));
@@ -172,7 +174,7 @@ class Sums {
   float *finish() { return sums_; }
 
  private:
-  int64_t features_ = 0, columns_ = 0;
+  int64_t features_ = 0;
   float *sums_ = nullptr;
 };
 

@@ -86,6 +86,19 @@ struct Turner {
   }
 };
 
+// to[j][i] = x[i][j] · factor, j < columns, i < rows; both up to whole vectors.
+inline void turn_over(const float *x, int64_t ldx, int64_t columns, int64_t rows, float factor, float *to, int64_t ldt) {
+  for (int64_t j = 0; j < columns; j += LANES)
+    for (int64_t i = 0; i < rows; i += LANES) {
+      V square[LANES];
+#pragma GCC unroll 16
+      for (int n = 0; n < LANES; n++) square[n] = load(x + (i + n) * ldx + j) * factor;
+      transpose(square);
+#pragma GCC unroll 16
+      for (int n = 0; n < LANES; n++) store(to + (j + n) * ldt + i, square[n]);
+    }
+}
+
 enum Use { READ, WRITE };
 
 // Asks for tokens that will be used soon: rows lie far apart, the processor does not guess.

@@ -17,7 +17,8 @@ constexpr int PANEL = 2 * SIDE;      // columns of C
 constexpr int STEP = PANEL;          // from which columns on a product may be taken: multiples
 constexpr int DEPTH = 2 * SIDE;      // features that one instruction contracts: two in each word
 constexpr int PARTS = 3;             // bfloat16s in a float
-constexpr int64_t CHUNK = 2 * DEPTH;
+constexpr int BUCKETS = TILE;          // whole tiles, and whole vectors
+constexpr int64_t CHUNK = 2 * DEPTH;   // see multiply_rows
 constexpr int64_t WORDS = SIDE * SIDE;         // of a tile
 constexpr int64_t SLAB = PARTS * 2 * WORDS;    // of DEPTH features and two tiles' rows or columns: [part][tile]
 static_assert(LANES == SIDE, "a tile's row is a register");
@@ -258,16 +259,16 @@ class Sums {
 
   void clear(int64_t columns) { columns_ = columns, empty_ = true; }
 
-  // Of at most GROUP rows [count, whole(features)].
-  void add(const float *weights, int64_t row, const float *rows, int64_t count) {
+  // Of the first columns (at first, of all of them), and at most GROUP rows [count, whole(features)].
+  void add(const float *weights, int64_t row, const float *rows, int64_t count, int64_t columns) {
     left_.read_transposed(rows, whole(features_), count, features_);
-    for (int64_t n = 0; n < columns_; n += PANEL) {  // a panel stays near between being made and being used
-      const int64_t columns = smaller(PANEL, columns_ - n);
-      right_.read(count, columns, [&](int64_t i, float *) { return weights + i * row + n; });
+    for (int64_t n = 0; n < columns; n += PANEL) {  // a panel stays near between being made and being used
+      const int64_t some = smaller(PANEL, columns - n);
+      right_.read(count, some, [&](int64_t i, float *) { return weights + i * row + n; });
       if (empty_)
-        multiply<SET>(left_, right_, 0, columns, transposed_ + n, room());
+        multiply<SET>(left_, right_, 0, some, transposed_ + n, room());
       else
-        multiply<ADD>(left_, right_, 0, columns, transposed_ + n, room());
+        multiply<ADD>(left_, right_, 0, some, transposed_ + n, room());
     }
     empty_ = false;
   }
