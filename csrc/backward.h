@@ -93,7 +93,7 @@ struct KeyGrads {
 class ByKey {
  public:
   ByKey() = default;
-  ByKey(const Problem &p, const Lookup &lookup, Arena &arena) : room_(lookup.room()), lines_(p, arena) {
+  ByKey(const Problem &p, const Lookup &lookup, Arena &arena) : room_(lookup.room()), lines_(p, lookup, arena) {
     weights_ = arena.take<float>(whole(p.most_keys(), LANES) * room_);
   }
 
@@ -403,9 +403,7 @@ class Backward {
       head.turn_k(dk, block.first + j, -1);
       for (int64_t d = 0; d < features_; d += LANES)
         store(dk + d, (plain ? load(dk + d) + load(plain + j * features_ + d) : load(dk + d)) * unit);
-    }
-    for (int64_t j = 0; j < block.count; j++) {
-      const float *dk = dks + j * features_, *dv = dvs + j * value_features_;
+      const float *dv = dvs + j * value_features_;
       const int64_t key = block.first + j;
       if (grads.k) {
         write_row<SET>(dk, features_, 1, grads.k + key * features_);

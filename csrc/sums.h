@@ -170,8 +170,14 @@ class BucketSums {
 class KeyLineSums : public ByColumns {
  public:
   KeyLineSums() = default;
-  KeyLineSums(const Problem &p, Arena &arena) : ByColumns(p, arena) {
-    if (fits_) of_keys_ = arena.take<float>(LANES * whole(columns_));
+  KeyLineSums(const Problem &p, const Lookup &lookup, Arena &arena) : ByColumns(p, arena) {
+    if (!fits_) return;
+    of_keys_ = arena.take<float>(LANES * whole(columns_));
+    if (!lookup.first || columns_ > MOST_CHUNKS * LANES) return;
+    neighbours_ = arena.take<NeighbourSums>(width_ * chunks());
+    for (int64_t k = 0; neighbours_ && k < width_; k++)
+      for (int64_t n = 0; n < chunks(); n++)
+        neighbours_[k * chunks() + n] = NeighbourSums(lookup, lookup.slice(k) + n * LANES);
   }
 
   // Adds ds, of a query in column x, to weights [keys][stride]; both from the block's first patch on.
@@ -226,12 +232,23 @@ class KeyLineSums : public ByColumns {
         for (int64_t n = 0; n < LANES; n++) store(of_keys_ + n * whole(columns_) + q, square[n]);
       }
       for (int64_t n = 0; n < smaller(LANES, width_ - k); n++)
-        sum_line(lookup, line, lookup.slice(k + n), of_keys_ + n * whole(columns_),
-                 weights + (y * width_ + k + n) * stride);
+        sum_line(lookup, line, k + n, of_keys_ + n * whole(columns_), weights + (y * width_ + k + n) * stride);
     }
   }
 
-  void sum_line(const Lookup &lookup, int32_t line, int64_t t, const float *sums, float *weights) const {
+  int64_t chunks() const { return whole(columns_) / LANES; }
+
+  // What queries in all columns give the key in column k.
+  void sum_line(const Lookup &lookup, int32_t line, int64_t k, const float *sums, float *weights) const {
+    const int64_t t = lookup.slice(k);
+    if (neighbours_) {
+      V v{};
+      for (int64_t n = 0; n < chunks(); n++)
+        v += neighbours_[k * chunks() + n](before_lane(int32_t(columns_ - n * LANES), load(sums + n * LANES)));
+      float *at = weights + lookup.low[line];
+      store(at, load(at) + v);
+      return;
+    }
     if (!lookup.onehot) {
       for (int64_t q = 0; q < columns_; q++) weights[*lookup.at(line, t + q)] += sums[q];
       return;
@@ -248,6 +265,7 @@ class KeyLineSums : public ByColumns {
   }
 
   float *of_keys_;
+  NeighbourSums *neighbours_ = nullptr;  // [keys' columns][chunks]
 };
 
 }  // namespace wf::WF_ISA
