@@ -284,7 +284,8 @@ class Backward {
     prefetch_rows(head.q, a_.q.token, later, more, a_.features);
     logits_.finish(head, here, n, count, block, s);
     if (p_.values)
-      add_lookups(p_.values, value_from_, value_view_, logits_.place, n, count, block, p_.width, ds, logits_.added, row_);
+      add_lookups(p_.values, value_from_, value_view_, logits_.place, n, count, block, p_.width, ds, logits_.added,
+                  row_);
     weigh(head, here, count, block, dot_ + m + n, s, ds);
     ahead.values.prefetch(count);
     prefetch_rows<WRITE>(Head<T>::at(a_.grad_q, head.b, head.h), a_.grad_q.token, here, count, a_.features);
@@ -292,8 +293,7 @@ class Backward {
     add_logit_terms(head, here, n, count, block, ds);
     prefetch_rows(Head<T>::at(a_.grad_out, head.b, head.h), a_.grad_out.token, later, more, a_.value_features);
     ahead.grad_values.prefetch(count);
-    if (p_.values)
-      value_sums_.behind_keys(value_view_.stretches + n, logits_.place + n, count, block, s, row_, true);
+    if (p_.values) value_sums_.behind_keys(value_view_.stretches + n, logits_.place + n, count, block, s, row_, true);
     prefetch_rows(Head<T>::at(a_.out, head.b, head.h), a_.out.token, later, more, a_.value_features);
   }
 

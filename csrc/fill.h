@@ -200,8 +200,8 @@ inline void fill(const Group &group, Sources &from, int64_t m, const Stretches &
 }
 
 // Adds to rows of products, of queries m ... m + count of a tile, what a group says of them. `room` is for as many.
-inline void add_lookups(const Group &group, Sources &from, const View &view, const Place *place, int64_t m, int64_t count,
-                        const Block &block, int64_t width, float *s, float *room, int64_t row) {
+inline void add_lookups(const Group &group, Sources &from, const View &view, const Place *place, int64_t m,
+                        int64_t count, const Block &block, int64_t width, float *s, float *room, int64_t row) {
   for (int64_t n = 0; n < count; n++) {
     if (place[m + n].prefix)
       fill_prefix(group, from, m + n, block.count, room + n * row);

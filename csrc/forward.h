@@ -86,8 +86,7 @@ class Forward {
     softmax(i + m, count, block, s, kept);
     ahead.values.prefetch(count);
     prefetch_rows<WRITE>(Head<T>::at(a_.out, head.b, head.h), a_.out.token, i + m, count, a_.value_features);
-    if (p_.values)
-      bucket_sums_.behind_keys(view_.stretches + m, logits_.place + m, count, block, s, logits_.row, true);
+    if (p_.values) bucket_sums_.behind_keys(view_.stretches + m, logits_.place + m, count, block, s, logits_.row, true);
     prefetch_rows(head.q, a_.q.token, later, smaller(count, ahead.queries - later), a_.features);
   }
 

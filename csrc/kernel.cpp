@@ -7,7 +7,7 @@
 
 namespace wf::WF_ISA {
 
-constexpr int64_t MOST_BACKWARD_PIECES = 4;  // each has gradients of its own of all keys and values
+constexpr int64_t MOST_BACKWARD_PIECES = 4;                    // each has gradients of its own of all keys and values
 constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the second cache with its companions
 
 inline int64_t thread_number() {

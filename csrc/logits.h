@@ -36,15 +36,15 @@ struct Logits {
   const WfAttention &a;
   int64_t row, features;  // floats in a row of logits; of a query
   StretchFinder find;
-  Panels panels;  // keys · scale, turned; and the tables that queries read, if one block holds all keys
+  Panels panels;        // keys · scale, turned; and the tables that queries read, if one block holds all keys
   Panels plain_keys;    // as they came but for the scale, if keys turn and tables are read by them
   TableColumns tables;  // those of queries that are not beside keys
   Sources from;
-  float *plain, *turned;  // queries · log2(e): [TILE][features]
+  float *plain, *turned;   // queries · log2(e): [TILE][features]
   Left left, left_turned;  // made of them
   float *across;           // what tables say to keys: [BUCKETS][row_across]
   int64_t row_across;
-  float *added;            // what lookups say: [ROWS][row]
+  float *added;  // what lookups say: [ROWS][row]
   View view;
   Place place[TILE];
 

@@ -14,12 +14,12 @@ namespace wf::WF_ISA {
 
 struct Lookup {
   int64_t kind, buckets, prefix, head;  // head: 0 if all heads share the table
-  int64_t lines, span;  // lines that differ; places in a line
-  int64_t step;         // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
-  int64_t start;        // the slice of a query in the first column starts here
-  float scale;          // of the packed table, relative to the caller's
-  bool given;           // scores come with the tokens, not from a table
-  bool by_bucket;       // the caller's table is [buckets, features], not [features, buckets]
+  int64_t lines, span;                  // lines that differ; places in a line
+  int64_t step;    // how far the slice moves from a query to its right neighbour: −1, or 0 if absolute
+  int64_t start;   // the slice of a query in the first column starts here
+  float scale;     // of the packed table, relative to the caller's
+  bool given;      // scores come with the tokens, not from a table
+  bool by_bucket;  // the caller's table is [buckets, features], not [features, buckets]
 
   const int32_t *line;        // [row offsets] -> line
   const int32_t *buckets_at;  // [lines][span + LANES]
@@ -184,7 +184,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Ar
   k.start = l.absolute ? 0 : (l.kind == WF_BY_KEY ? a.keys.width : a.queries.width) - 1;
   const bool forward = l.absolute || bool(l.mirrored) != (l.kind == WF_BY_KEY);
   find_lines(l, RowOffsets(a, l).count(), forward, arena, counting, k);
-  k.alike = !counting && are_alike(k);  // counting supposes what takes most room
+  k.alike = !counting && are_alike(k);                                         // counting supposes what takes most room
   const bool sums = l.kind == WF_VALUES || (backward && l.kind != WF_SHARED);  // whether over buckets
   if (sums && (counting || are_thin(k))) {
     if (counting || (k.alike && is_unbroken(k))) find_first(arena, counting, k);

@@ -83,8 +83,7 @@ class TableColumns {
   void multiply_table(int64_t f, const Left &x, int64_t low, int64_t high, bool with_prefix, float *scores,
                       int64_t room) const {
     const int64_t prefix = group_->lookup[f].prefix;
-    if (with_prefix && prefix >= 0)
-      low = low > high ? prefix : smaller(low, prefix), high = larger(high, prefix);
+    if (with_prefix && prefix >= 0) low = low > high ? prefix : smaller(low, prefix), high = larger(high, prefix);
     low -= low % STEP;
     if (low <= high) multiply<SET>(x, columns_[f], low, high - low + 1, scores + low, room);
   }

@@ -134,8 +134,7 @@ class StretchFinder {
     const Lookup &lookup = group_.lookup[f];
     for (int64_t y = 0; y < block.rows; y++) {
       const int32_t line = found.list[y].line[f] = lookup.line[offset(query_row, block.row + y)];
-      found.offsets[f * block.rows + y] =
-          group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
+      found.offsets[f * block.rows + y] = group_.is_shared(f) ? int32_t(line * lookup.stride()) : lookup.low[line];
     }
   }
 

@@ -5,14 +5,14 @@
 
 namespace wf::WF_ISA {
 
-constexpr int TILE = 6;           // queries that are worked on at a time: rows of C
-constexpr int GROUP = 8 * TILE;   // queries whose sums over queries are made at once
-constexpr int ROWS = TILE;        // rows that fit registers
-constexpr int WIDE = LANES == 16 ? 4 : 2;  // vectors in a row of C
-constexpr int PANEL = WIDE * LANES;        // columns of C
+constexpr int TILE = 6;                               // queries that are worked on at a time: rows of C
+constexpr int GROUP = 8 * TILE;                       // queries whose sums over queries are made at once
+constexpr int ROWS = TILE;                            // rows that fit registers
+constexpr int WIDE = LANES == 16 ? 4 : 2;             // vectors in a row of C
+constexpr int PANEL = WIDE * LANES;                   // columns of C
 constexpr int BUCKETS = LANES == 4 ? 12 : 3 * LANES;  // whole tiles, and whole vectors
 constexpr int64_t CHUNK = 0;
-constexpr int64_t STEP = 1;                // from which columns on a product may be taken: multiples
+constexpr int64_t STEP = 1;  // from which columns on a product may be taken: multiples
 
 constexpr int64_t AHEAD = 12;  // rows of B asked for before they are used
 
@@ -109,8 +109,7 @@ class Right {
     row_ = PANEL, panel_ = PANEL * depth;
     for (int64_t n = 0; n < columns; n += LANES) {
       const float *rows[LANES];
-      for (int64_t i = 0; i < LANES; i++)
-        rows[i] = n + i < columns ? row(n + i, room_ + i * whole(depth)) : nullptr;
+      for (int64_t i = 0; i < LANES; i++) rows[i] = n + i < columns ? row(n + i, room_ + i * whole(depth)) : nullptr;
       float *to = b_ + n / PANEL * panel_ + n % PANEL;
       for (int64_t d = 0; d < depth; d += LANES) {
         V square[LANES];

@@ -87,7 +87,8 @@ struct Turner {
 };
 
 // to[j][i] = x[i][j] · factor, j < columns, i < rows; both up to whole vectors.
-inline void turn_over(const float *x, int64_t ldx, int64_t columns, int64_t rows, float factor, float *to, int64_t ldt) {
+inline void turn_over(const float *x, int64_t ldx, int64_t columns, int64_t rows, float factor, float *to,
+                      int64_t ldt) {
   for (int64_t j = 0; j < columns; j += LANES)
     for (int64_t i = 0; i < rows; i += LANES) {
       V square[LANES];

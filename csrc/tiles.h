@@ -1,26 +1,26 @@
 // Products on tiles of 16 x 16 floats (Intel's AMX), which come of products of bfloat16s, summed in float.
 //
 // A float is, exactly, the sum of three bfloat16s, x = x0 + x1 + x2, each at most 2^-8 of the one before. Of the nine
-// products of two floats' parts, six are made; the other three are below 2^-23 of the whole, a float's own rounding. What
-// is not finite becomes NaN.
+// products of two floats' parts, six are made; the other three are below 2^-23 of the whole, a float's own rounding.
+// What is not finite becomes NaN.
 #pragma once
 #include "memory.h"
 #include "rows.h"
 
 namespace wf::WF_ISA {
 
-constexpr int SIDE = 16;             // rows of a tile; words, too: each of two bfloat16s, or one float
-constexpr int TILE = 2 * SIDE;       // queries that are worked on at a time: rows of C
-constexpr int GROUP = TILE;          // queries whose sums over queries are made at once
-constexpr int ROWS = 4;              // rows that fit registers
-constexpr int PANEL = 2 * SIDE;      // columns of C
-constexpr int STEP = PANEL;          // from which columns on a product may be taken: multiples
-constexpr int DEPTH = 2 * SIDE;      // features that one instruction contracts: two in each word
-constexpr int PARTS = 3;             // bfloat16s in a float
-constexpr int BUCKETS = TILE;          // whole tiles, and whole vectors
-constexpr int64_t CHUNK = 2 * DEPTH;   // see multiply_rows
-constexpr int64_t WORDS = SIDE * SIDE;         // of a tile
-constexpr int64_t SLAB = PARTS * 2 * WORDS;    // of DEPTH features and two tiles' rows or columns: [part][tile]
+constexpr int SIDE = 16;                     // rows of a tile; words, too: each of two bfloat16s, or one float
+constexpr int TILE = 2 * SIDE;               // queries that are worked on at a time: rows of C
+constexpr int GROUP = TILE;                  // queries whose sums over queries are made at once
+constexpr int ROWS = 4;                      // rows that fit registers
+constexpr int PANEL = 2 * SIDE;              // columns of C
+constexpr int STEP = PANEL;                  // from which columns on a product may be taken: multiples
+constexpr int DEPTH = 2 * SIDE;              // features that one instruction contracts: two in each word
+constexpr int PARTS = 3;                     // bfloat16s in a float
+constexpr int BUCKETS = TILE;                // whole tiles, and whole vectors
+constexpr int64_t CHUNK = 2 * DEPTH;         // see multiply_rows
+constexpr int64_t WORDS = SIDE * SIDE;       // of a tile
+constexpr int64_t SLAB = PARTS * 2 * WORDS;  // of DEPTH features and two tiles' rows or columns: [part][tile]
 static_assert(LANES == SIDE, "a tile's row is a register");
 
 // Of each part the bits that remain are the next one's. Rounded on one side of a product, what is left out has no bias.
@@ -125,8 +125,7 @@ class Right {
     steps_ = whole(depth, DEPTH) / DEPTH;
     for (int64_t d = 0; d < depth; d += DEPTH) {
       const float *rows[DEPTH];
-      for (int64_t i = 0; i < DEPTH; i++)
-        rows[i] = d + i < depth ? row(d + i, room_ + i * whole(columns)) : nullptr;
+      for (int64_t i = 0; i < DEPTH; i++) rows[i] = d + i < depth ? row(d + i, room_ + i * whole(columns)) : nullptr;
       for (int64_t i = 0; i < SIDE; i++) {
         const float *low = rows[i], *high = rows[i + SIDE];
         uint32_t *to = slabs_ + d / DEPTH * SLAB + i * SIDE;
@@ -234,7 +233,8 @@ inline void multiply(const Left &a, const Right &b, int64_t first, int64_t colum
     }
 }
 
-// c (+)= rows of a [count, depth] · b, some columns of `a` at a time: they stay near between being split and being used.
+// c (+)= rows of a [count, depth] · b, some columns of `a` at a time: they stay near between being split and being
+// used.
 template <Result result>
 inline void multiply_rows(const float *a, int64_t lda, int64_t depth, int64_t count, Left &room, const Right &b,
                           int64_t columns, float *c, int64_t ldc) {

@@ -27,8 +27,8 @@ class Lookup(NamedTuple):
         mirrored: 1 if offsets are key − query.
         prefix: the bucket of pairs with a prefix token; −1: they get nothing.
         at: the map, int32, contiguous.
-        entries: contiguous: a table [1 or h, d, buckets] or [1 or h, buckets, d], scores [b, h, tokens, buckets] or
-            [1 or h, buckets], or values [1 or h, buckets, d].
+        entries: contiguous: a table [1 or h, d, buckets] or [1 or h, buckets, d], scores
+            [b, h, tokens, buckets] or [1 or h, buckets], or values [1 or h, buckets, d].
         scale: of a table, by which it is multiplied where it is read.
     """
 
