@@ -100,7 +100,7 @@ def _cannot_now(plan: "Plan", call: Call) -> str:
 def outrun(forms: Forms, call: Call) -> str:
     """Why "auto" leaves to the next backend what this one could serve, or "".
 
-    Torch multiplies bfloat16 on AMX, where the processor has it, and this kernel in float32. That pays where sdpa
+    Torch multiplies bfloat16 as it is, where the processor has AMX, and this kernel as it does float32. That pays where sdpa
     makes nothing of queries x keys: at once where nothing is said and no gradient wanted, else from many keys on.
     """
     q, k, v, mask, _ = call
