@@ -5,3 +5,7 @@
 #else
 #include "registers.h"
 #endif
+
+namespace wf::WF_ISA {
+static_assert(TILE % ROWS == 0 && BUCKETS % TILE == 0 && BUCKETS % LANES == 0, "loops go by whole ones");
+}

@@ -18,12 +18,13 @@ constexpr int STEP = PANEL;                  // from which columns on a product 
 constexpr int DEPTH = 2 * SIDE;              // features that one instruction contracts: two in each word
 constexpr int PARTS = 3;                     // bfloat16s in a float
 constexpr int BUCKETS = TILE;                // whole tiles, and whole vectors
-constexpr int64_t CHUNK = 2 * DEPTH;         // see multiply_rows
+constexpr int64_t CHUNK = 2 * DEPTH;         // columns of a left side that are split at once, in multiply_rows
 constexpr int64_t WORDS = SIDE * SIDE;       // of a tile
 constexpr int64_t SLAB = PARTS * 2 * WORDS;  // of DEPTH features and two tiles' rows or columns: [part][tile]
 static_assert(LANES == SIDE, "a tile's row is a register");
 
 // Of each part the bits that remain are the next one's. Rounded on one side of a product, what is left out has no bias.
+// Remainders have at most the upper half of their bits, as those below 2^-126 are zero while the kernel runs.
 template <bool rounded>
 WF_INLINE void split(V x, Words (&parts)[PARTS]) {
 #pragma GCC unroll 2
@@ -164,13 +165,13 @@ class Right {
 };
 
 // Tiles 0 and 1 are C's first rows, 2 and 3 those below; 4 and 5 A's rows, 6 and 7 B's columns.
-template <int rows, int columns>
+template <int rows>
 WF_INLINE void load_left(const uint32_t *slab, int part) {
   _tile_loadd(4, slab + part * 2 * WORDS, 64);
   if constexpr (rows == 2) _tile_loadd(5, slab + part * 2 * WORDS + WORDS, 64);
 }
 
-template <int rows, int columns>
+template <int columns>
 WF_INLINE void load_right(const uint32_t *slab, int part) {
   _tile_loadd(6, slab + part * 2 * WORDS, 64);
   if constexpr (columns == 2) _tile_loadd(7, slab + part * 2 * WORDS + WORDS, 64);
@@ -200,12 +201,12 @@ inline void product(const uint32_t *a, const uint32_t *b, int64_t steps, float *
     _tile_zero(3);
   }
   for (int64_t n = 0; n < steps; n++, a += SLAB, b += SLAB) {  // each pair of parts changes one side
-    load_left<rows, columns>(a, 0), load_right<rows, columns>(b, 2), add_products<rows, columns>();
-    load_right<rows, columns>(b, 1), add_products<rows, columns>();
-    load_left<rows, columns>(a, 1), add_products<rows, columns>();
-    load_right<rows, columns>(b, 0), add_products<rows, columns>();
-    load_left<rows, columns>(a, 2), add_products<rows, columns>();
-    load_left<rows, columns>(a, 0), add_products<rows, columns>();
+    load_left<rows>(a, 0), load_right<columns>(b, 2), add_products<rows, columns>();
+    load_right<columns>(b, 1), add_products<rows, columns>();
+    load_left<rows>(a, 1), add_products<rows, columns>();
+    load_right<columns>(b, 0), add_products<rows, columns>();
+    load_left<rows>(a, 2), add_products<rows, columns>();
+    load_left<rows>(a, 0), add_products<rows, columns>();
   }
   _tile_stored(0, c, row);
   if constexpr (columns == 2) _tile_stored(1, c + SIDE, row);
@@ -297,8 +298,8 @@ class Sums {
   float *transposed_ = nullptr, *sums_ = nullptr;
 };
 
-// The tiles' shape, while it lives; then it is as it was for whoever uses them otherwise. And the smallest numbers are
-// zero, as they are to tiles: a small number's last part is one of them, and slow.
+// The tiles' shape, while it lives; then it is as it was for whoever uses them otherwise. And numbers below 2^-126 are
+// zero, as they are to tiles.
 class Products {
  public:
   Products() : mode_(_mm_getcsr()) {
