@@ -31,8 +31,8 @@ template <class Work>
 class SetUp {
  public:
   SetUp(const WfAttention &a, int64_t most)
-      : shared_(count(a, most)), arena_(shared_.start()), p(a, most, Work::BACKWARD, arena_, false), each_(count(p)),
-        scratch_(a.threads * each_) {}
+      : shared_(count(a, most), 1), arena_(shared_.start()), p(a, most, Work::BACKWARD, arena_, false), each_(count(p)),
+        scratch_(a.threads * each_, a.threads) {}
 
   Work work(int64_t thread) const {
     Arena mine(scratch_.start() + thread * each_);
@@ -120,9 +120,9 @@ void backward_of(const WfAttention &a) {
   const Units units(a, p.queries, given_by_key ? 1 : MOST_BACKWARD_PIECES);
   const int64_t cuts = units.cuts;
   const int64_t k_size = p.keys * whole(a.features), v_size = p.keys * whole(a.value_features);
-  Memory cut_memory(cuts > 1 ? units.count() * (k_size + v_size) * 4 + CACHE_LINE : 0);
+  Memory cut_memory(cuts > 1 ? units.count() * (k_size + v_size) * 4 + CACHE_LINE : 0, a.threads);
   float *k_pieces = reinterpret_cast<float *>(cut_memory.start()), *v_pieces = k_pieces + units.count() * k_size;
-  Memory table_memory(a.threads * int64_t(2 * sizeof(TableGrads *)));
+  Memory table_memory(a.threads * int64_t(2 * sizeof(TableGrads *)), 1);
   auto **logit_tables = reinterpret_cast<TableGrads **>(table_memory.start());
   auto **value_tables = logit_tables + a.threads;
 #pragma omp parallel num_threads(int(a.threads))
