@@ -145,7 +145,6 @@ class Backward {
       tables_ = Right(tables, a_.features, arena), table_sums_ = Sums(tables, a_.features, arena);
     }
     if (p.keys_read()) {
-      across_ = arena.take<float>(BUCKETS * logits_.row_across);
       rows_ = arena.take<float>(BUCKETS * features_);
       if (a_.pairs) plain_k_ = Right(keys, a_.features, arena), plain_dk_ = Sums(keys, a_.features, arena);
     }
@@ -215,7 +214,7 @@ class Backward {
   int64_t rows_of_keys(const Block &block) const { return block.count + (a_.pairs ? 0 : p_.logits.rows()); }
 
   void start_block(const Head<T> &head, const Block &block) {
-    logits_.start_block(head, block);
+    logits_.start_block(head, block, s_);
     value_panels_.read(head.v, a_.v.token, block.first, block.count, nullptr, 1, head.h);
     k_.read(rows_of_keys(block), a_.features,
             Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale),
@@ -420,7 +419,6 @@ class Backward {
     const Lookup &lookup = p_.logits.lookup[f];
     ByKey &by_key = by_key_[f];
     by_key.end_block(lookup, block);
-    const int64_t row = logits_.row_across;
     if (lookup.given) {
       if (float *grad = p_.logits.given[f]->grad_scores)
         for (int64_t j = 0; j < block.count; j++)
@@ -428,17 +426,18 @@ class Backward {
                          grad + (head.n * p_.keys + block.first + j) * lookup.buckets);
       return;
     }
+    float *sums = ds_;  // free for now: [BUCKETS][row]
     for (int64_t n = 0; n < lookup.buckets; n += BUCKETS) {
       const int64_t count = smaller(BUCKETS, lookup.buckets - n);
-      turn_over(by_key.weights() + n, by_key.room(), count, block.count, 1, across_, row);
-      for (int64_t m = 0; m < count; m++) store(across_ + m * row + whole(block.count), V{});  // a tile may read on
-      multiply_rows<SET>(across_, row, block.count, count, weights_, a_.pairs ? plain_k_ : k_, features_, rows_,
+      turn_over(by_key.weights() + n, by_key.room(), count, block.count, 1, sums, row_);
+      for (int64_t m = 0; m < count; m++) store(sums + m * row_ + whole(block.count), V{});  // a tile may read on
+      multiply_rows<SET>(sums, row_, block.count, count, weights_, a_.pairs ? plain_k_ : k_, features_, rows_,
                          features_);
       logit_tables.add(f, head.h, n, count, rows_);
       const float factor = 1 / (float(a_.scale) * LN2);  // as of q_
       for (int64_t d = 0; d < count * features_; d += LANES)
         store(rows_ + d, load(lookup.table_row(head.h, n) + d) * factor);
-      (a_.pairs ? plain_dk_ : dk_).add(across_, row, rows_, count, block.count);
+      (a_.pairs ? plain_dk_ : dk_).add(sums, row_, rows_, count, block.count);
     }
   }
 
@@ -454,7 +453,7 @@ class Backward {
   Left weights_, g_left_;
   Right k_, plain_k_, tables_;  // k_: and the tables that queries read, unless queries turn
   Sums dk_, plain_dk_, dv_, table_sums_;
-  float *across_, *rows_;  // of lookups by key: sums over buckets [BUCKETS][row_across], and as many rows of a table
+  float *rows_;  // [BUCKETS] of a table that keys read
   float *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;
   float *given_sums_[MOST_LOOKUPS];
   ByKey by_key_[MOST_LOOKUPS];

@@ -15,7 +15,7 @@ class Forward {
     features_ = whole(a_.value_features);
     v_ = Right(p.most_keys() + p.values.rows(), a_.value_features, arena);
     weights_ = Left(CHUNK, arena);
-    s_ = arena.take<float>(TILE * logits_.row);
+    s_ = arena.take<float>((p.keys_read() ? larger(TILE, BUCKETS) : TILE) * logits_.row);
     o_ = arena.take<float>(TILE * features_);
     top_ = arena.take<float>(p.queries), total_ = arena.take<float>(p.queries);
     if (keeps_sums()) sums_ = arena.take<float>(p.queries * features_);
@@ -26,7 +26,7 @@ class Forward {
     logits_.start_head(head);
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
-      logits_.start_block(head, block);
+      logits_.start_block(head, block, s_);
       v_.read(block.count + p_.values.rows(), a_.value_features,
               Rows<T>{head.v, a_.v.token, block.first, block.count, a_.value_features, nullptr, 1, &p_.values, head.h});
       const bool last = t == p_.blocks - 1;

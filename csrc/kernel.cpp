@@ -7,8 +7,8 @@
 
 namespace wf::WF_ISA {
 
-constexpr int64_t MOST_BACKWARD_PIECES = 4;                    // each has gradients of its own of all keys and values
-constexpr int64_t FORWARD_BLOCK = 1152, BACKWARD_BLOCK = 640;  // what fits the second cache with its companions
+constexpr int64_t MOST_BACKWARD_PIECES = 4;  // each has gradients of its own of all keys and values
+constexpr int64_t BACKWARD_BLOCK = 640;  // keys that fit the second cache with what goes with them; see FORWARD_BLOCK
 
 inline int64_t thread_number() {
 #if defined(_OPENMP)

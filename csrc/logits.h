@@ -42,9 +42,7 @@ struct Logits {
   Sources from;
   float *plain, *turned;   // queries · log2(e): [TILE][features]
   Left left, left_turned;  // made of them
-  float *across;           // what tables say to keys: [BUCKETS][row_across]
-  int64_t row_across;
-  float *added;  // what lookups say: [ROWS][row]
+  float *added;            // what lookups say: [ROWS][row]
   View view;
   Place place[TILE];
 
@@ -56,7 +54,7 @@ struct Logits {
     for (int64_t f = 0; f < p.logits.count; f++) {
       const Lookup &lookup = p.logits.lookup[f];
       if (panels.has(f)) continue;
-      from.room[f] = lookup.room();
+      from.room[f] = lookup.kind == WF_BY_KEY ? whole(lookup.buckets) : lookup.room();
       const int64_t size = p.logits.is_by_query(f) ? TILE * from.room[f]
                            : p.logits.is_shared(f) ? lookup.lines * lookup.stride() + LANES
                                                    : (whole(p.most_keys(), TILE) + LANES) * from.room[f];
@@ -66,10 +64,7 @@ struct Logits {
     plain = arena.take<float>(TILE * features), added = arena.take<float>(ROWS * row);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
     if (a.pairs) left_turned = Left(a.features, arena);
-    row_across = whole(p.most_keys(), PANEL) + LANES;
-    if (!p.keys_read()) return;
-    across = arena.take<float>(BUCKETS * row_across);
-    if (a.pairs) plain_keys = Panels(p.most_keys(), a.features, p.logits, false, arena);
+    if (a.pairs && p.keys_read()) plain_keys = Panels(p.most_keys(), a.features, p.logits, false, arena);
   }
 
   // Scores that no token changes, laid along their lines; behind them, that of pairs with a prefix token.
@@ -84,7 +79,8 @@ struct Logits {
     }
   }
 
-  void start_block(const Head<T> &head, const Block &block) {
+  // `room`: [BUCKETS][row].
+  void start_block(const Head<T> &head, const Block &block, float *room) {
     panels.read(head.k, a.k.token, block.first, block.count, &head.turn_k, float(a.scale), head.h);
     if (a.pairs && p.keys_read())
       plain_keys.read(head.k, a.k.token, block.first, block.count, nullptr, float(a.scale), head.h);
@@ -93,7 +89,7 @@ struct Logits {
       if (p.logits.lookup[f].given)
         read_given(head, f, p.keys, block.first, block.count, from.scores[f]);
       else
-        let_keys_read(head, f, block);
+        let_keys_read(head, f, block, room);
     }
   }
 
@@ -139,14 +135,14 @@ struct Logits {
   }
 
   // Tables that keys read are more queries; what these say to keys is turned over: scores [keys][buckets].
-  void let_keys_read(const Head<T> &head, int64_t f, const Block &block) {
+  void let_keys_read(const Head<T> &head, int64_t f, const Block &block, float *room) {
     const Lookup &lookup = p.logits.lookup[f];
     const Panels &keys = a.pairs ? plain_keys : panels;
     for (int64_t n = 0; n < lookup.buckets; n += BUCKETS) {
       const int64_t count = smaller(BUCKETS, lookup.buckets - n);
       left.read(lookup.table_row(head.h, n), lookup.row, a.features, count);
-      keys.multiply_tokens_by(left, across, row_across);
-      turn_over(across, row_across, block.count, count, LOG2E / float(a.scale), from.scores[f] + n, from.room[f]);
+      keys.multiply_tokens_by(left, room, row);
+      turn_over(room, row, block.count, count, LOG2E / float(a.scale), from.scores[f] + n, from.room[f]);
     }
   }
 

@@ -7,5 +7,6 @@
 #endif
 
 namespace wf::WF_ISA {
-static_assert(TILE % ROWS == 0 && BUCKETS % TILE == 0 && BUCKETS % LANES == 0, "loops go by whole ones");
+static_assert(GROUP >= BUCKETS && TILE % ROWS == 0 && BUCKETS % TILE == 0 && BUCKETS % LANES == 0,
+              "loops go by whole ones");
 }

@@ -12,6 +12,7 @@ constexpr int WIDE = LANES == 16 ? 4 : 2;             // vectors in a row of C
 constexpr int PANEL = WIDE * LANES;                   // columns of C
 constexpr int BUCKETS = LANES == 4 ? 12 : 3 * LANES;  // whole tiles, and whole vectors
 constexpr int64_t CHUNK = 0;                          // nothing of a left side needs room
+constexpr int64_t FORWARD_BLOCK = 1152;               // keys that are worked on at a time, about
 constexpr int64_t STEP = 1;                           // from which columns on a product may be taken: multiples
 
 constexpr int64_t AHEAD = 12;  // rows of B asked for before they are used

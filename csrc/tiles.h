@@ -19,6 +19,7 @@ constexpr int DEPTH = 2 * SIDE;              // features that one instruction co
 constexpr int PARTS = 3;                     // bfloat16s in a float
 constexpr int BUCKETS = TILE;                // whole tiles, and whole vectors
 constexpr int64_t CHUNK = 2 * DEPTH;         // columns of a left side that are split at once, in multiply_rows
+constexpr int64_t FORWARD_BLOCK = 1024;      // keys that are worked on at a time, about: in parts they take more room
 constexpr int64_t WORDS = SIDE * SIDE;       // of a tile
 constexpr int64_t SLAB = PARTS * 2 * WORDS;  // of DEPTH features and two tiles' rows or columns: [part][tile]
 static_assert(LANES == SIDE, "a tile's row is a register");
@@ -189,6 +190,7 @@ WF_INLINE void add_products() {
 template <Result result, int rows, int columns>
 inline void product(const uint32_t *a, const uint32_t *b, int64_t steps, float *c, int64_t ldc) {
   const int64_t row = ldc * 4;
+  asm volatile("" ::: "memory");  // not every compiler knows that loading a tile reads memory
   if constexpr (result == ADD) {
     _tile_loadd(0, c, row);
     if constexpr (columns == 2) _tile_loadd(1, c + SIDE, row);
@@ -304,14 +306,14 @@ class Products {
  public:
   Products() : mode_(_mm_getcsr()) {
     _mm_setcsr(mode_ | 0x8040);  // flush to zero, denormals are zero
-    _tile_storeconfig(&before_);
+    asm volatile("sttilecfg %0" : "=m"(before_));
     Shape shape{};
     shape.palette = 1;
     for (int n = 0; n < 8; n++) shape.bytes[n] = 4 * SIDE, shape.rows[n] = SIDE;
-    _tile_loadconfig(&shape);
+    load(shape);
   }
   ~Products() {
-    _tile_loadconfig(&before_);
+    load(before_);
     _mm_setcsr(mode_);
   }
   Products(const Products &) = delete;
@@ -324,6 +326,9 @@ class Products {
     uint8_t rows[16];
   };
   static_assert(sizeof(Shape) == 64, "as the instruction wants it");
+  // By itself, as GCC's own takes the first 8 bytes for all that is read.
+  static void load(const Shape &shape) { asm volatile("ldtilecfg %0" ::"m"(shape)); }
+
   Shape before_;
   unsigned mode_;
 };

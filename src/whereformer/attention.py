@@ -60,7 +60,7 @@ def attention(
     """
     if type(encodings) is not tuple and type(encodings) is not list:
         encodings = _encodings(encodings)
-    plain = keys is None and mask is None and dropout == 0.0 and type(dropout) is float
+    plain = (keys is None or keys is grid) and mask is None and dropout == 0.0 and type(dropout) is float
     if plain and (known := again.known(q, k, v, grid, encodings, backend)) is not None:
         prepared, tables = known
         return prepared(q, k, v, tables)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from whereformer.backends.kernel import BY_BUCKET, BY_FEATURE, BY_KEY, BY_QUERY, SHARED, VALUES
@@ -101,7 +102,9 @@ def _of(
             at, prefix = placed(buckets.mapping, buckets.queries, buckets.keys)
             if isinstance(scores, Scores) and scores.reader is reader and not turned:
                 table, lies = as_dtype(scores.table, dtype), BY_FEATURE
-                if prefix >= table.shape[-1]:  # of those whose scores are 0
+                if (missing := buckets.mapping.count - table.shape[-1]) > 0:  # those whose scores are 0
+                    table = F.pad(table, (0, missing))
+                if prefix >= table.shape[-1]:
                     prefix = -1
                 if not table.is_contiguous() and table.mT.is_contiguous():  # as parameters often lie
                     table, lies = table.mT, BY_BUCKET
