@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from whereformer import Grid, InputError, PositionEncoding, again, attention, parse
+from whereformer import Grid, InputError, PositionEncoding, again, attention, equip, parse
 from whereformer.backends import kernel
 from whereformer.backends.prepared import THREADS, Prepared
 from whereformer.catalog import CATALOG
@@ -481,3 +482,14 @@ def test_a_class_says_of_itself_that_it_is_steady(starts: list[Prepared]) -> Non
         assert torch.equal(attend(encodings), odd)
         assert torch.equal(attend(encodings), even)
     assert not starts
+
+
+def test_an_equipped_model_is_served(starts: list[Prepared]) -> None:
+    """Its attention says where the keys are, too: on the same grid."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2).eval()
+    equip(model, "irpe(on='qkv')")
+    images = torch.randn(2, 3, 64, 64)
+    outs = [model(images) for _ in range(4)]
+    assert len(starts) == 2 * 2  # of two blocks, from the third call on
+    assert all(torch.equal(outs[0], out) for out in outs)

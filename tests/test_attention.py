@@ -497,6 +497,7 @@ X = torch.zeros(BATCH, HEADS, TOKENS, HEAD_DIM)
             lambda: attention(X, X, X, GRID, backend="flash"),
             "backend='flash', expected one of .*'reference', 'cpu', 'sdpa'",
         ),
+        (lambda: attention(X, X, X, GRID, backend=["cpu"]), r"backend=\['cpu'\], expected one of"),  # pyright: ignore
         (lambda: attention(X, X, X, GRID, mask=torch.ones(6, dtype=torch.bool)), r"mask \(6,\), expected a shape"),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(4, 1, 1, 1, 1) > 0), "mask .*expected a shape"),
         (lambda: attention(X, X, X, GRID, mask=torch.ones(3, 1, 1, 7) > 0), "mask .*expected a shape"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +36,7 @@ from test_attention import (
 from test_forms import Largest
 from whereformer import (
     AxisBias,
+    BucketBias,
     BucketValues,
     DenseBias,
     Grid,
@@ -53,6 +54,8 @@ from whereformer import (
 from whereformer.backends import cpu, kernel, library, lookups
 from whereformer.backends.call import Call
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES, Arguments
+from whereformer.forms import Scores
+from whereformer.index import Buckets, Clip, Separable
 
 compiled = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
 
@@ -348,6 +351,32 @@ def kinds(a: Arguments) -> list[tuple[int, int]]:
     """Kind and by_table of each lookup."""
     step = len(kernel.FIELDS)
     return [(a.lookups[n], a.lookups[n + 1]) for n in range(0, len(a.lookups), step)]
+
+
+class Few(PositionEncoding):
+    """Its table has scores for the first buckets only."""
+
+    mapping = Separable(Clip(2), Clip(2))
+
+    def __init__(self, extra: int, side: str) -> None:
+        super().__init__(HEADS * HEAD_DIM, HEADS, GRID)
+        self.extra, self.side = extra, side
+        self.table = nn.Parameter(torch.randn(1, HEAD_DIM, self.mapping.count + 1 - extra))
+
+    def biases(self, q: Tensor, k: Tensor, queries: Grid, keys: Grid) -> tuple[BucketBias, ...]:
+        scores = Scores(q if self.side == "query" else k, self.table, extra=self.extra)
+        return (BucketBias(scores, Buckets(self.mapping, queries, keys), self.side),)  # type: ignore[arg-type]
+
+
+@compiled
+@pytest.mark.parametrize("side", ["query", "key"])
+@pytest.mark.parametrize("extra", [0, 1, 2, 9, 25])
+def test_buckets_behind_the_table_say_nothing(extra: int, side: str) -> None:
+    torch.manual_seed(0)
+    encoding = Few(extra, side)
+    q, k, v = (torch.randn(2, HEADS, GRID.tokens, HEAD_DIM, requires_grad=True) for _ in range(3))
+    ours, definition = (attention(q, k, v, GRID, [encoding], backend=name) for name in ("cpu", "reference"))
+    same_gradients(ours, definition, {"q": q, "k": k, "v": v, "table": encoding.table})
 
 
 @pytest.mark.parametrize(

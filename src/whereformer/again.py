@@ -120,7 +120,7 @@ def _kind(
     """All that decides what is done, but what is looked at in each call; None: of a kind that is not kept."""
     if encodings and (len(encodings) > 1 or not getattr(type(encodings[0]), "steady", False)):
         return None
-    if not unwatched() or _is_any_autocast_enabled() or forward_ad._current_level >= 0:
+    if type(backend) is not str or not unwatched() or _is_any_autocast_enabled() or forward_ad._current_level >= 0:
         return None
     if is_grad_enabled() and _top_saved_tensors_default_hooks(False):
         return None  # whoever computes a call again, as checkpointing does, wants the same tensors saved each time

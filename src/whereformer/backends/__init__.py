@@ -56,7 +56,7 @@ def _chosen(name: str, forms: Forms, call: Call) -> tuple[Choice, Attend | None]
         return Choice("reference", refused), None
     if name == "reference":
         return Choice(name, {}), None
-    if name not in FASTEST_FIRST:
+    if not isinstance(name, str) or name not in FASTEST_FIRST:
         raise InputError(f"backend={name!r}, expected one of {['auto', 'reference', *FASTEST_FIRST]}")
     ready = FASTEST_FIRST[name].ready(forms, call)
     if isinstance(ready, str):
