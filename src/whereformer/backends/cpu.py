@@ -100,9 +100,9 @@ def _cannot_now(plan: "Plan", call: Call) -> str:
 def outrun(forms: Forms, call: Call) -> str:
     """Why "auto" leaves to the next backend what this one could serve, or "".
 
-    Torch multiplies bfloat16 as it is, where the processor has AMX, and this kernel as it does float32. That pays
-    where sdpa makes nothing of queries x keys: at once where nothing is said and no gradient wanted, else from many
-    keys on.
+    Torch multiplies bfloat16 as it is, where the processor has AMX, and this kernel as it does float32. That
+    pays where sdpa makes nothing of queries x keys: at once where nothing is said and no gradient wanted, else
+    from many keys on.
     """
     q, k, v, mask, _ = call
     if mask is not None or _dtype(q) != torch.bfloat16 or not _amx():
