@@ -133,21 +133,17 @@ class Backward {
       : logit_tables(p, p.logits, arena), value_tables(p, p.values, arena), p_(p), a_(p.a), logits_(p, arena),
         find_(p, p.values, arena), logit_sums_(p, p.logits, arena), value_sums_(p, p.values, arena) {
     features_ = logits_.features, value_features_ = whole(a_.value_features), row_ = logits_.row;
-    const int64_t keys = p.most_keys(), tables = p.logits.rows();
-    const bool beside = !a_.pairs;  // whether what tables give is added up together with what keys give
+    beside_ = a_.pairs ? 0 : p.logits.rows(), apart_ = a_.pairs ? p.logits.rows() : 0;
+    const int64_t keys = p.most_keys();
     value_panels_ = Panels(keys, a_.value_features, p.values, p.blocks == 1, arena);
     value_tables_ = TableColumns(p.values, a_.value_features, value_panels_, arena);
     weights_ = Left(CHUNK, arena), g_left_ = Left(a_.value_features, arena);
-    k_ = Right(keys + (beside ? tables : 0), a_.features, arena);
-    dk_ = Sums(keys + (beside ? tables : 0), a_.features, arena);
+    k_ = Right(keys + beside_, a_.features, arena);
+    dk_ = Sums(keys + beside_, a_.features, arena);
     dv_ = Sums(keys + p.values.rows(), a_.value_features, arena);
-    if (!beside && tables) {
-      tables_ = Right(tables, a_.features, arena), table_sums_ = Sums(tables, a_.features, arena);
-    }
-    if (p.keys_read()) {
-      rows_ = arena.take<float>(BUCKETS * features_);
-      if (a_.pairs) plain_k_ = Right(keys, a_.features, arena), plain_dk_ = Sums(keys, a_.features, arena);
-    }
+    if (apart_) tables_ = Right(apart_, a_.features, arena), table_sums_ = Sums(apart_, a_.features, arena);
+    if (p.keys_read()) rows_ = arena.take<float>(BUCKETS * features_);
+    if (p.plain_keys_read()) plain_k_ = Right(keys, a_.features, arena), plain_dk_ = Sums(keys, a_.features, arena);
     s_ = arena.take<float>(GROUP * row_), ds_ = arena.take<float>(GROUP * row_);
     q_ = arena.take<float>(GROUP * features_), plain_q_ = a_.pairs ? arena.take<float>(GROUP * features_) : q_;
     g_ = arena.take<float>(GROUP * value_features_);
@@ -170,9 +166,9 @@ class Backward {
   void operator()(const Head<T> &head, int64_t first, int64_t end, const Head<T> *next, KeyGrads grads) {
     logits_.start_head(head);
     value_tables_.read(head.h);
-    if (a_.pairs && p_.logits.rows()) {
-      tables_.read(p_.logits.rows(), a_.features, [&](int64_t n, float *) { return p_.logits.row(n, head.h); });
-      table_sums_.clear(p_.logits.rows());
+    if (apart_) {
+      tables_.read(apart_, a_.features, [&](int64_t n, float *) { return p_.logits.row(n, head.h); });
+      table_sums_.clear(apart_);
     }
     for (int64_t t = 0; t < p_.blocks; t++) {
       const Block block = p_.block(t);
@@ -195,7 +191,7 @@ class Backward {
       }
       end_block(head, block, grads);
     }
-    if (a_.pairs && p_.logits.rows()) add_table_sums(p_.logits, head, table_sums_.finish(), logit_tables);
+    if (apart_) add_table_sums(p_.logits, head, table_sums_.finish(), logit_tables);
   }
 
   TableGrads logit_tables, value_tables;
@@ -211,7 +207,7 @@ class Backward {
   bool keeps_sums() const { return sizeof(T) < 4 && p_.blocks > 1; }
 
   // Rows of keys, or of keys and tables.
-  int64_t rows_of_keys(const Block &block) const { return block.count + (a_.pairs ? 0 : p_.logits.rows()); }
+  int64_t rows_of_keys(const Block &block) const { return block.count + beside_; }
 
   void start_block(const Head<T> &head, const Block &block) {
     logits_.start_block(head, block, s_);
@@ -219,7 +215,7 @@ class Backward {
     k_.read(rows_of_keys(block), a_.features,
             Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, &head.turn_k, float(a_.scale),
                     &p_.logits, head.h});
-    if (a_.pairs && p_.keys_read()) {
+    if (p_.plain_keys_read()) {
       plain_k_.read(block.count, a_.features,
                     Rows<T>{head.k, a_.k.token, block.first, block.count, a_.features, nullptr, float(a_.scale),
                             &p_.logits, head.h});
@@ -234,7 +230,7 @@ class Backward {
   void end_group(int64_t count, const Block &block) {
     dv_.add(s_, row_, g_, count, block.count + p_.values.rows());
     dk_.add(ds_, row_, q_, count, rows_of_keys(block));
-    if (a_.pairs && p_.logits.rows()) table_sums_.add(ds_ + block.count, row_, plain_q_, count, p_.logits.rows());
+    if (apart_) table_sums_.add(ds_ + block.count, row_, plain_q_, count, apart_);
   }
 
   static void add_table_sums(const Group &group, const Head<T> &head, const float *rows, const TableGrads &sums) {
@@ -268,10 +264,9 @@ class Backward {
     grad_weights(m, count, block, ds);
     for (int64_t n = 0; n < count; n += ROWS) rows(head, i, m, n, smaller(ROWS, count - n), block, ahead);
     multiply_rows<SET>(ds, row_, rows_of_keys(block), count, weights_, k_, features_, dq_, features_);
-    if (a_.pairs) {  // what tables give is not turned back
-      for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
-      multiply_rows<ADD>(ds + block.count, row_, p_.logits.rows(), count, weights_, tables_, features_, dq_, features_);
-    }
+    for (int64_t n = 0; n < count; n++) head.turn_q(dq_ + n * features_, i + m + n, -1);
+    if (apart_)  // what these tables give is not turned back
+      multiply_rows<ADD>(ds + block.count, row_, apart_, count, weights_, tables_, features_, dq_, features_);
     write_queries(head, i + m, count, block);
   }
 
@@ -394,8 +389,8 @@ class Backward {
     for (int64_t f = p_.logits.by_query + p_.logits.shared; f < p_.logits.count; f++) end_lookup(head, f, block);
     const float unit = float(a_.scale) * LN2;  // q_ holds q · log2(e)
     float *dks = dk_.finish();
-    const float *dvs = dv_.finish(), *plain = a_.pairs && p_.keys_read() ? plain_dk_.finish() : nullptr;
-    if (!a_.pairs) add_table_sums(p_.logits, head, dks + block.count * features_, logit_tables);
+    const float *dvs = dv_.finish(), *plain = p_.plain_keys_read() ? plain_dk_.finish() : nullptr;
+    if (beside_) add_table_sums(p_.logits, head, dks + block.count * features_, logit_tables);
     add_table_sums(p_.values, head, dvs + block.count * value_features_, value_tables);
     for (int64_t j = 0; j < block.count; j++) {
       float *dk = dks + j * features_;
@@ -448,10 +443,11 @@ class Backward {
   BucketSums logit_sums_, value_sums_;
   View value_view_;
   int64_t features_, value_features_, row_;
+  int64_t beside_, apart_;  // rows of tables that queries read, beside keys, or apart from those that turn
   Panels value_panels_;
   TableColumns value_tables_;
   Left weights_, g_left_;
-  Right k_, plain_k_, tables_;  // k_: and the tables that queries read, unless queries turn
+  Right k_, plain_k_, tables_;  // k_: and the tables beside keys
   Sums dk_, plain_dk_, dv_, table_sums_;
   float *rows_;  // [BUCKETS] of a table that keys read
   float *s_, *ds_, *q_, *plain_q_, *g_, *dq_, *dot_, *sums_ = nullptr;

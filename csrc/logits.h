@@ -64,7 +64,7 @@ struct Logits {
     plain = arena.take<float>(TILE * features), added = arena.take<float>(ROWS * row);
     turned = a.pairs ? arena.take<float>(TILE * features) : plain;
     if (a.pairs) left_turned = Left(a.features, arena);
-    if (a.pairs && p.keys_read()) plain_keys = Panels(p.most_keys(), a.features, p.logits, false, arena);
+    if (p.plain_keys_read()) plain_keys = Panels(p.most_keys(), a.features, p.logits, false, arena);
   }
 
   // Scores that no token changes, laid along their lines; behind them, that of pairs with a prefix token.
@@ -82,7 +82,7 @@ struct Logits {
   // `room`: [BUCKETS][row].
   void start_block(const Head<T> &head, const Block &block, float *room) {
     panels.read(head.k, a.k.token, block.first, block.count, &head.turn_k, float(a.scale), head.h);
-    if (a.pairs && p.keys_read())
+    if (p.plain_keys_read())
       plain_keys.read(head.k, a.k.token, block.first, block.count, nullptr, float(a.scale), head.h);
     for (int64_t f = p.logits.by_query + p.logits.shared; f < p.logits.count; f++) {
       from.key_lines[f].forget();

@@ -97,6 +97,8 @@ struct Problem {
       if (!logits.lookup[f].given) return true;
     return false;
   }
+  // Whether they are read by others than products of queries and keys are made of: turned ones.
+  bool plain_keys_read() const { return a.pairs && keys_read(); }
   int64_t most_keys() const { return key_prefix + block_rows * width; }  // of a block
 };
 

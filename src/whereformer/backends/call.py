@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from whereformer.forms import Forms
+from whereformer.kept import watched
 from whereformer.mask import Mask
 
 Attend = Callable[[Tensor, Tensor, Tensor, Forms, Mask | None, float], Tensor]
@@ -35,21 +36,8 @@ def forward_mode() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
-WATCHERS = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-    torch._C._are_functorch_transforms_active,
-    torch._C._get_tracing_state,
-    torch.autograd._profiler_enabled,  # pyright: ignore[reportPrivateImportUsage]
-)
-"""Modes, transforms, the tracer and the profiler: each says whether it is on."""
-
-
 def unwatched() -> bool:
-    """Whether nobody looks at what torch is asked for, and no graph is made of it."""
-    if torch.compiler.is_compiling():
-        return False
-    for watches in WATCHERS:  # noqa: SIM110  # a generator would be one more call
-        if watches():
-            return False
-    return True
+    """Whether nobody looks at what torch is asked for: no graph, mode or transform, no tracer, no profiler."""
+    return not (
+        watched() or torch._C._get_tracing_state() or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+    )
