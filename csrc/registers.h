@@ -5,9 +5,9 @@
 
 namespace wf::WF_ISA {
 
-constexpr int TILE = 6;                               // queries that are worked on at a time: rows of C
-constexpr int GROUP = 8 * TILE;                       // queries whose sums over queries are made at once
-constexpr int ROWS = TILE;                            // rows that fit registers
+constexpr int ROWS = 6;                               // rows of C: as many as fit registers
+constexpr int TILE = 2 * ROWS;                        // queries that are worked on at a time
+constexpr int GROUP = 4 * TILE;                       // queries whose sums over queries are made at once
 constexpr int WIDE = LANES == 16 ? 4 : 2;             // vectors in a row of C
 constexpr int PANEL = WIDE * LANES;                   // columns of C
 constexpr int BUCKETS = LANES == 4 ? 12 : 3 * LANES;  // whole tiles, and whole vectors
@@ -24,6 +24,7 @@ WF_INLINE void add_product(const float *a, int64_t lda, const float *b, int64_t 
                            V (&sums)[rows][vectors]) {
   const float *last = a + 3 * lda;
   asm("" : "+r"(last));  // two pointers, not one and five offsets: those would not fit the registers
+#pragma GCC unroll 2
   for (int64_t k = 0; k < depth; k++, b += ldb) {
     V right[vectors];
 #pragma GCC unroll 4
@@ -140,7 +141,7 @@ template <Result result>
 inline void multiply(const Left &a, const Right &b, int64_t first, int64_t columns, float *c, int64_t ldc) {
   for (int64_t n = first, some; n < first + columns; n += some) {
     some = smaller(PANEL - n % PANEL, first + columns - n);
-    for (int64_t m = 0; m < a.rows(); m += TILE)
+    for (int64_t m = 0; m < a.rows(); m += ROWS)
       product<result>(a.from(m), a.row(), b.from(n), b.row(), c + m * ldc + n - first, ldc, a.depth(), some);
   }
 }

@@ -74,7 +74,7 @@ WF_INLINE float largest(V v) {
 #endif
 }
 
-// 2^x for x <= 128; 0 below 2^-126; NaN of NaN. Error below 2 units in the last place.
+// 2^x for x <= 127; NaN of NaN. Error below 2 units in the last place; what is below 2^-126 may be 0.
 WF_INLINE V exp2(V x) {
 #if defined(__AVX512F__)
   const V r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x − ⌊x⌋; 0 of −∞
@@ -87,7 +87,7 @@ WF_INLINE V exp2(V x) {
   p = p * r + 1.0f;
   return _mm512_scalef_ps(p, x);  // p · 2^⌊x⌋
 #else
-  const V shift = all(0x1.8p23f), clamped = max(all(-127.0f), x), t = clamped + shift, r = x - (t - shift);
+  const V shift = all(0x1.8p23f), clamped = max(all(-127.0f), x), t = clamped + shift, r = clamped - (t - shift);
   V p = all(1.5353362e-4f);
   p = p * r + 1.3398874e-3f;
   p = p * r + 9.6184373e-3f;
@@ -95,9 +95,8 @@ WF_INLINE V exp2(V x) {
   p = p * r + 2.4022648e-1f;
   p = p * r + 6.9314720e-1f;
   p = p * r + 1.0f;
-  const Vi bits = Vi(p) + (Vi(t) << 23);
-  const V inside = x < all(-126.0f) ? V{} : V(bits);
-  return x == x ? inside : x;
+  const Vi power = (Vi(t) << 23) + (127 << 23);  // of −127: 0
+  return p * V(power);
 #endif
 }
 
