@@ -12,6 +12,7 @@ namespace wf::WF_ISA {
 constexpr int SIDE = 16;                     // rows of a tile; words, too: each of two bfloat16s, or one float
 constexpr int TILE = 2 * SIDE;               // queries that are worked on at a time: rows of C
 constexpr int GROUP = TILE;                  // queries whose sums over queries are made at once
+constexpr int FEW = SIDE;                    // rows whose sums take less time without tiles, about
 constexpr int ROWS = 4;                      // rows that fit registers
 constexpr int PANEL = 2 * SIDE;              // columns of C
 constexpr int STEP = PANEL;                  // from which columns on a product may be taken: multiples
@@ -264,15 +265,7 @@ class Sums {
 
   // Of the first columns (at first, of all of them), and at most GROUP rows [count, whole(features)].
   void add(const float *weights, int64_t row, const float *rows, int64_t count, int64_t columns) {
-    left_.read_transposed(rows, whole(features_), count, features_);
-    for (int64_t n = 0; n < columns; n += PANEL) {  // a panel stays near between being made and being used
-      const int64_t some = smaller(PANEL, columns - n);
-      right_.read(count, some, [&](int64_t i, float *) { return weights + i * row + n; });
-      if (empty_)
-        multiply<SET>(left_, right_, 0, some, transposed_ + n, room());
-      else
-        multiply<ADD>(left_, right_, 0, some, transposed_ + n, room());
-    }
+    empty_ ? add<SET>(weights, row, rows, count, columns) : add<ADD>(weights, row, rows, count, columns);
     empty_ = false;
   }
 
@@ -291,6 +284,37 @@ class Sums {
   }
 
  private:
+  template <Result result>
+  void add(const float *weights, int64_t row, const float *rows, int64_t count, int64_t columns) {
+    if (count <= FEW) return add_few<result>(weights, row, rows, count, columns);
+    left_.read_transposed(rows, whole(features_), count, features_);
+    for (int64_t n = 0; n < columns; n += PANEL) {  // a panel stays near between being made and being used
+      const int64_t some = smaller(PANEL, columns - n);
+      right_.read(count, some, [&](int64_t i, float *) { return weights + i * row + n; });
+      multiply<result>(left_, right_, 0, some, transposed_ + n, room());
+    }
+  }
+
+  // In registers: tiles contract DEPTH rows at a time, however few there are.
+  template <Result result>
+  void add_few(const float *weights, int64_t row, const float *rows, int64_t count, int64_t columns) {
+    const int64_t features = whole(features_);
+    for (int64_t d = 0; d < features; d += SIDE)
+      for (int64_t n = 0; n < columns; n += LANES) {
+        float *to = transposed_ + d * room() + n;
+        V sums[SIDE];
+#pragma GCC unroll 16
+        for (int i = 0; i < SIDE; i++) sums[i] = result == ADD ? load(to + i * room()) : V{};
+        for (int64_t m = 0; m < count; m++) {
+          const V some = load(weights + m * row + n);
+#pragma GCC unroll 16
+          for (int i = 0; i < SIDE; i++) sums[i] += rows[m * features + d + i] * some;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < SIDE; i++) store(to + i * room(), sums[i]);
+      }
+  }
+
   int64_t room() const { return whole(columns_, PANEL) + LANES; }  // an odd number of cache lines: rows do not collide
 
   int64_t features_ = 0, columns_ = 0;

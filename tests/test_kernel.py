@@ -11,7 +11,7 @@ from torch import Tensor
 import emulated
 from kernel_cases import INSTRUCTIONS, on
 from loops import close
-from test_cpu_backend import CASES, Case, made, results
+from test_cpu_backend import CASES, Case, hold_to_bounds, made, results
 from whereformer.backends import kernel
 from whereformer.backends.kernel import BY_KEY, Arguments
 
@@ -110,6 +110,15 @@ def test_sizes(size: float) -> None:
     for what, bound in emulated.bounds(a, grad_out, 0.0).items():
         assert got[what].isfinite().all(), what
         assert ((got[what].double() - exact[what]).abs() <= bound + 1e-35).all(), what
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("before", [0, 32, 48], ids="{} before".format)
+@pytest.mark.parametrize("last", [1, 2, 3, 5, 8, 16, 17], ids="{} last".format)
+def test_few_queries_in_the_last_group(last: int, before: int) -> None:
+    """Sums over queries are made of groups of 32 or 48, and of few otherwise than of many."""
+    case = Case((0, 1, 1, before + last), (1, 1, 4, 8), batch=1, heads=2, features=24, value_features=5)
+    hold_to_bounds(made(case))
 
 
 @pytest.mark.usefixtures("isa")
