@@ -557,6 +557,25 @@ def test_any_strides(where: str) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("which", ["q", "k", "v", "gradient"])
+def test_views_as_negatives(which: str) -> None:
+    """Such as the imaginary part of a conjugate: the numbers are not those in memory; called again, too."""
+    encodings = some("irpe(on='qkv')")
+    for _ in range(3):
+        found = []
+        for backend in ("cpu", "reference"):
+            torch.manual_seed(0)
+            given = dict(zip("qkv", (x.detach() for x in qkv(GRID)), strict=True))
+            given["gradient"] = torch.randn_like(given["v"])
+            given[which] = torch._neg_view(given[which])
+            *inputs, grad_out = [x.requires_grad_(name != "gradient") for name, x in given.items()]
+            out = attention(*inputs, GRID, encodings, backend=backend)
+            found.append([out, *torch.autograd.grad(out, [*inputs, *encodings[0].parameters()], grad_out)])
+        for got, expected in zip(*found, strict=True):
+            close(got, expected)
+
+
+@compiled
 @pytest.mark.parametrize("text", ["irpe(on='qkv')", "swin", "decomposed", "rope_axial"])
 def test_nothing_of_queries_times_keys_is_made(text: str) -> None:
     """Forward or backward: the largest tensor has a number for each token and feature, or for each offset."""

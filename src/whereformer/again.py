@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from whereformer.backends.call import Attend, Call, unwatched
 from whereformer.backends.cpu import Ready
+from whereformer.backends.kernel import plain
 from whereformer.backends.prepared import Prepared
 from whereformer.encoding import PositionEncoding
 from whereformer.forms import Forms
@@ -124,7 +125,7 @@ def _kind(
         return None
     if is_grad_enabled() and _top_saved_tensors_default_hooks(False):
         return None  # whoever computes a call again, as checkpointing does, wants the same tensors saved each time
-    if not (type(q) is type(k) is type(v) is Tensor and type(grid) is Grid and q.is_cpu and k.is_cpu and v.is_cpu):
+    if not (type(q) is type(k) is type(v) is Tensor and type(grid) is Grid and plain(q) and plain(k) and plain(v)):
         return None
     layouts = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype)
     return (*layouts, grid, backend)

@@ -243,8 +243,13 @@ def _wants_gradient(a: Arguments) -> bool:
 
 
 def unseen(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether nobody looks, and the kernel may: plain tensors, on the CPU."""
-    return unwatched() and all(x is None or (type(x) in PLAIN and x.is_cpu) for x in tensors)
+    """Whether nobody looks, and the kernel may."""
+    return unwatched() and all(x is None or plain(x) for x in tensors)
+
+
+def plain(x: Tensor) -> bool:
+    """Whether its numbers lie in memory, on the CPU: not if a class makes them, or a view as negatives."""
+    return type(x) in PLAIN and x.is_cpu and not x.is_neg()
 
 
 def _given(a: Arguments) -> tuple[Tensor | None, ...]:
@@ -378,7 +383,7 @@ class _Attention(torch.autograd.Function):
 
 def backward(grad_out: Tensor, out: Tensor, lse: Tensor, a: Arguments, wanted: Sequence[bool]) -> Any:
     """As an operator only for those who look: gradients of q, k, v, and of the entries that want one."""
-    if unseen(_given(a)) and type(grad_out) is Tensor and not torch.is_grad_enabled():
+    if unseen((grad_out, *_given(a))) and not torch.is_grad_enabled():
         return _run_backward(grad_out, out, lse, a, wanted)
     return _attention_backward(grad_out, out, lse, *a, wanted)
 
