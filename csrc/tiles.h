@@ -25,8 +25,9 @@ constexpr int64_t WORDS = SIDE * SIDE;       // of a tile
 constexpr int64_t SLAB = PARTS * 2 * WORDS;  // of DEPTH features and two tiles' rows or columns: [part][tile]
 static_assert(LANES == SIDE, "a tile's row is a register");
 
-// Of each part the bits that remain are the next one's. Rounded on one side of a product, what is left out has no bias.
-// Remainders have at most the upper half of their bits, as those below 2^-126 are zero while the kernel runs.
+// Of each part the bits that remain are the next one's. Rounded on one side of a product, that with less to split, what
+// is left out has no bias. Remainders have at most the upper half of their bits, as those below 2^-126 are zero while
+// the kernel runs.
 template <bool rounded>
 WF_INLINE void split(V x, Words (&parts)[PARTS]) {
 #pragma GCC unroll 2
@@ -89,7 +90,7 @@ class Left {
     }
   }
 
-  // Columns of x: [depth, whole(count)].
+  // Columns of x: [depth, whole(count)], rounded.
   void read_transposed(const float *x, int64_t ldx, int64_t depth, int64_t count) {
     begin(count, depth);
     for (int64_t d = 0; d < depth; d += DEPTH) {
@@ -98,7 +99,7 @@ class Left {
       for (int64_t m = 0; m < count; m += SIDE) {
         V low[SIDE], high[SIDE];
         load_columns(rows, m, low), load_columns(rows + SIDE, m, high);
-        store_pairs<false>(low, high, slabs_ + (m / TILE * steps_ + d / DEPTH) * SLAB + m / SIDE % 2 * WORDS);
+        store_pairs<true>(low, high, slabs_ + (m / TILE * steps_ + d / DEPTH) * SLAB + m / SIDE % 2 * WORDS);
       }
     }
   }
@@ -108,7 +109,11 @@ class Left {
   const uint32_t *from(int64_t row) const { return slabs_ + row / TILE * steps_ * SLAB; }
 
  private:
-  void begin(int64_t rows, int64_t depth) { rows_ = rows, steps_ = whole(depth, DEPTH) / DEPTH; }
+  void begin(int64_t rows, int64_t depth) {
+    _tile_dpbf16ps(0, 4,
+                   6);  // of nothing: the unit rests between products, and takes as long to wake as splitting takes
+    rows_ = rows, steps_ = whole(depth, DEPTH) / DEPTH;
+  }
 
   uint32_t *slabs_ = nullptr;
   int64_t rows_ = 0, steps_ = 0;
@@ -122,8 +127,8 @@ class Right {
       : slabs_(arena.take<uint32_t>(whole(depth, DEPTH) * whole(columns, PANEL) / (DEPTH * PANEL) * SLAB)),
         room_(arena.take<float>(DEPTH * whole(larger(depth, columns)))) {}
 
-  // row(i, room) is row i, whole(columns) floats, in `room` or where it lies.
-  template <class Row>
+  // row(i, room) is row i, whole(columns) floats, in `room` or where it lies. `rounded`: else the left side must be.
+  template <bool rounded = true, class Row>
   void read(int64_t depth, int64_t columns, Row row) {
     steps_ = whole(depth, DEPTH) / DEPTH;
     for (int64_t d = 0; d < depth; d += DEPTH) {
@@ -133,8 +138,8 @@ class Right {
         const float *low = rows[i], *high = rows[i + SIDE];
         uint32_t *to = slabs_ + d / DEPTH * SLAB + i * SIDE;
         for (int64_t n = 0; n < columns; n += SIDE)
-          store_pair<true>(low ? load(low + n) : V{}, high ? load(high + n) : V{},
-                           to + n / PANEL * steps_ * SLAB + n / SIDE % 2 * WORDS);
+          store_pair<rounded>(low ? load(low + n) : V{}, high ? load(high + n) : V{},
+                              to + n / PANEL * steps_ * SLAB + n / SIDE % 2 * WORDS);
       }
     }
   }
@@ -290,7 +295,7 @@ class Sums {
     left_.read_transposed(rows, whole(features_), count, features_);
     for (int64_t n = 0; n < columns; n += PANEL) {  // a panel stays near between being made and being used
       const int64_t some = smaller(PANEL, columns - n);
-      right_.read(count, some, [&](int64_t i, float *) { return weights + i * row + n; });
+      right_.read<false>(count, some, [&](int64_t i, float *) { return weights + i * row + n; });
       multiply<result>(left_, right_, 0, some, transposed_ + n, room());
     }
   }

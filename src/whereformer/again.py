@@ -9,7 +9,6 @@ from torch import Size, Tensor, float32, is_grad_enabled
 from torch._C import _is_any_autocast_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from whereformer.backends.call import Attend, Call, unwatched
 from whereformer.backends.cpu import Ready
@@ -73,8 +72,7 @@ def known(
         held = module.__dict__["_parameters"]  # what getattr finds too, in more places
         for name, shape in parameters:
             x = held.get(name)
-            plain = type(x) is Parameter or type(x) is Tensor
-            if not (plain and x.shape == shape and x.dtype is float32 and x.is_contiguous() and x.is_cpu):
+            if not (plain(x) and x.shape == shape and x.dtype is float32 and x.is_contiguous()):
                 return None
             tables.append(x)
     return prepared, tables
