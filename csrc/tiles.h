@@ -110,8 +110,7 @@ class Left {
 
  private:
   void begin(int64_t rows, int64_t depth) {
-    _tile_dpbf16ps(0, 4,
-                   6);  // of nothing: the unit rests between products, and takes as long to wake as splitting takes
+    _tile_dpbf16ps(0, 4, 6);  // of nothing: the unit rests between products, and wakes while rows are split
     rows_ = rows, steps_ = whole(depth, DEPTH) / DEPTH;
   }
 
