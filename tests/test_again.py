@@ -411,6 +411,10 @@ def test_parameters_of_a_functional_call(starts: list[Prepared]) -> None:
     layer.load_state_dict(other)
     assert len(starts) == 2
     assert torch.equal(out, anew(list(layer.encodings)))  # type: ignore[arg-type]
+    negative = {name: torch._neg_view(x) for name, x in other.items()}  # type: ignore[attr-defined]
+    out = torch.func.functional_call(layer, negative, tuple(given))
+    layer.load_state_dict(negative)
+    assert torch.equal(out, anew(list(layer.encodings)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", KEPT)
