@@ -187,8 +187,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Ar
   k.alike = !counting && are_alike(k);                                         // counting supposes what takes most room
   const bool sums = l.kind == WF_VALUES || (backward && l.kind != WF_SHARED);  // whether over buckets
   if (sums && (counting || are_thin(k))) {
-    constexpr bool wide = LANES > 8;  // with few lanes products with `onehot` are as fast
-    if (wide && (counting || (k.alike && is_unbroken(k)))) find_first(arena, counting, k);
+    if (counting || (k.alike && is_unbroken(k))) find_first(arena, counting, k);
     make_onehots(arena, counting, k);
   }
   if (l.table) pack_table(a, l, arena, counting, k);

@@ -558,8 +558,9 @@ def test_any_strides(where: str) -> None:
 
 @compiled
 @pytest.mark.parametrize("which", ["q", "k", "v", "gradient"])
-def test_views_as_negatives(which: str) -> None:
-    """Such as the imaginary part of a conjugate: the numbers are not those in memory; called again, too."""
+@pytest.mark.parametrize("odd", [torch._neg_view, torch._efficientzerotensor], ids=["negatives", "zeros"])
+def test_numbers_that_do_not_lie_in_memory(odd: Callable[[Any], Tensor], which: str) -> None:
+    """Such as the imaginary part of a conjugate, or zeros that need no memory; called again, too."""
     encodings = some("irpe(on='qkv')")
     for _ in range(3):
         found = []
@@ -567,7 +568,7 @@ def test_views_as_negatives(which: str) -> None:
             torch.manual_seed(0)
             given = dict(zip("qkv", (x.detach() for x in qkv(GRID)), strict=True))
             given["gradient"] = torch.randn_like(given["v"])
-            given[which] = torch._neg_view(given[which])
+            given[which] = odd(given[which] if odd is torch._neg_view else given[which].shape)
             *inputs, grad_out = [x.requires_grad_(name != "gradient") for name, x in given.items()]
             out = attention(*inputs, GRID, encodings, backend=backend)
             found.append([out, *torch.autograd.grad(out, [*inputs, *encodings[0].parameters()], grad_out)])

@@ -113,6 +113,19 @@ def test_sizes(size: float) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", ["query", "key not mirrored"])
+def test_a_bad_query_stays_in_its_buckets(kind: str) -> None:
+    """In the gradient of a table only what its own pairs say."""
+    a = made(Case((0, 1, 1, 5), lookups=((kind, 5),), batch=1, heads=1))
+    buckets = torch.arange(9, dtype=torch.int32) // 2  # of offsets −4 to 4
+    a = a._replace(maps=[buckets.reshape(a.maps[0].shape)])
+    grad_out = torch.randn(a.q.shape)
+    grad_out[0, 0, 0, 0] = math.nan
+    finite = results(a, grad_out)["entries 0"].isfinite()  # [1, features, buckets]
+    assert torch.equal(finite, torch.tensor([False, False, False, True, True]).expand_as(finite))
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("before", [0, 32, 48], ids="{} before".format)
 @pytest.mark.parametrize("last", [1, 2, 3, 5, 8, 16, 17], ids="{} last".format)
 def test_few_queries_in_the_last_group(last: int, before: int) -> None:
