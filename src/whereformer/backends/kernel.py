@@ -248,7 +248,7 @@ def unseen(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def plain(x: Tensor) -> bool:
-    """Whether its numbers lie in memory, on the CPU: not if a class makes them, a view negates them, or all are 0."""
+    """Whether its numbers lie in memory, on the CPU: no class makes them, no view negates them, not all are 0."""
     return type(x) in PLAIN and x.is_cpu and not x.is_neg() and not x._is_zerotensor()
 
 
