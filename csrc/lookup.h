@@ -12,6 +12,8 @@
 
 namespace wf::WF_ISA {
 
+constexpr bool BY_NEIGHBOURS = LANES > 8;  // whether weights may be summed so: in shorter vectors masks take less
+
 struct Lookup {
   int64_t kind, buckets, prefix, head;  // head: 0 if all heads share the table
   int64_t lines, span;                  // lines that differ; places in a line
@@ -25,10 +27,10 @@ struct Lookup {
   const int32_t *buckets_at;  // [lines][span + LANES]
   const int32_t *base;        // [lines][span]: the smallest of LANES buckets from here; −1: they are too far apart
   const int32_t *low, *high;  // [lines]: smallest and largest bucket
-  const float *onehot;        // [lines or 1][span][LANES]: one at bucket − low; null where a line has more than LANES
-                              // buckets
+  const int32_t *onehot;      // [lines or 1][span][LANES]: all bits at bucket − low, elsewhere none; null where a line
+                              // has more than LANES buckets
   const int32_t *first;       // if alike and every bucket's keys are neighbours: [span][LANES]: the first of LANES keys
-                              // from here that has bucket low + n, or −1; else null
+                              // from here that has bucket low + n, or −1; else null; see BY_NEIGHBOURS
   bool alike;                 // lines differ by a constant: one set of `onehot` serves all
 
   const float *table;  // [1 or heads][whole(buckets, TILE), row], times scale
@@ -39,7 +41,7 @@ struct Lookup {
   int64_t stride() const { return span + LANES; }
   int64_t slice(int64_t x) const { return start + step * x; }
   const int32_t *at(int64_t n, int64_t t) const { return buckets_at + n * stride() + t; }
-  const float *onehots(int64_t n, int64_t t) const { return onehot + ((alike ? 0 : n * span) + t) * LANES; }
+  const int32_t *onehots(int64_t n, int64_t t) const { return onehot + ((alike ? 0 : n * span) + t) * LANES; }
 
   // `scores` of one token, for LANES others, from place t of line n on.
   WF_INLINE V read(const float *scores, int64_t n, int64_t t) const {
@@ -148,13 +150,13 @@ inline void find_first(Arena &arena, bool counting, Lookup &k) {
 
 inline void make_onehots(Arena &arena, bool counting, Lookup &k) {
   const int64_t sets = k.alike ? 1 : k.lines;
-  auto *onehot = arena.take<float>(sets * k.span * LANES);
+  auto *onehot = arena.take<int32_t>(sets * k.span * LANES);
   k.onehot = onehot;
   for (int64_t n = 0; !counting && n < sets; n++)
     for (int64_t t = 0; t < k.span; t++) {
-      float *row = onehot + (n * k.span + t) * LANES;
+      int32_t *row = onehot + (n * k.span + t) * LANES;
       for (int i = 0; i < LANES; i++) row[i] = 0;
-      row[*k.at(n, t) - k.low[n]] = 1;
+      row[*k.at(n, t) - k.low[n]] = -1;
     }
 }
 
@@ -187,7 +189,7 @@ inline Lookup prepare(const WfAttention &a, const WfLookup &l, bool backward, Ar
   k.alike = !counting && are_alike(k);                                         // counting supposes what takes most room
   const bool sums = l.kind == WF_VALUES || (backward && l.kind != WF_SHARED);  // whether over buckets
   if (sums && (counting || are_thin(k))) {
-    if (counting || (k.alike && is_unbroken(k))) find_first(arena, counting, k);
+    if (BY_NEIGHBOURS && (counting || (k.alike && is_unbroken(k)))) find_first(arena, counting, k);
     make_onehots(arena, counting, k);
   }
   if (l.table) pack_table(a, l, arena, counting, k);

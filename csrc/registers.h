@@ -15,7 +15,8 @@ constexpr int64_t CHUNK = 0;                          // nothing of a left side 
 constexpr int64_t FORWARD_BLOCK = 1152;               // keys that are worked on at a time, about
 constexpr int64_t STEP = 1;                           // from which columns on a product may be taken: multiples
 
-constexpr int64_t AHEAD = 12;  // rows of B asked for before they are used
+constexpr int64_t AHEAD = 12;                      // rows of B asked for before they are used
+constexpr int VECTORS = CACHE_LINE / (4 * LANES);  // that come with one cache line
 
 enum Side { BY_ROWS, BY_COLUMNS };  // A[m, k] is a[m lda + k], or a[k lda + m]
 
@@ -31,7 +32,7 @@ WF_INLINE void add_product(const float *a, int64_t lda, const float *b, int64_t 
     for (int z = 0; z < vectors; z++) right[z] = load(b + z * LANES);
     if constexpr (side == BY_ROWS) {  // by columns, B is a group of queries, and near
 #pragma GCC unroll 4
-      for (int z = 0; z < vectors; z++) __builtin_prefetch(b + AHEAD * ldb + z * LANES);
+      for (int z = 0; z < vectors; z += VECTORS) __builtin_prefetch(b + AHEAD * ldb + z * LANES);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < rows; m++) {

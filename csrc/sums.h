@@ -69,15 +69,16 @@ inline void sum_neighbours(const Lookup &lookup, int64_t f, const Stretches &str
   }
 }
 
-// Rows of sums times one-hot rows.
+// x in the lane of its bucket, zeros elsewhere, also if x is no number.
+WF_INLINE V put(float x, const int32_t *onehot) { return V(Vi(all(x)) & load(onehot)); }
+
+// Rows of sums, each into its buckets.
 template <int rows>
-inline void collapse(const float *sums, int64_t room, const float *onehot, float *lines, int64_t width) {
+inline void collapse(const float *sums, int64_t room, const int32_t *onehot, float *lines, int64_t width) {
   V of_line[rows] = {};
-  for (int64_t k = 0; k < width; k++) {
-    const V hot = load(onehot + k * LANES);
+  for (int64_t k = 0; k < width; k++)
 #pragma GCC unroll 8
-    for (int n = 0; n < rows; n++) of_line[n] += sums[n * room + k] * hot;
-  }
+    for (int n = 0; n < rows; n++) of_line[n] += put(sums[n * room + k], onehot + k * LANES);
 #pragma GCC unroll 8
   for (int n = 0; n < rows; n++) store(lines + n * LANES, of_line[n]);
 }
@@ -97,15 +98,15 @@ inline void sum_buckets(const Group &group, int64_t f, const Stretches &stretche
     return;
   }
   if (lookup.alike) {
-    const float *onehot = lookup.onehots(0, t);
+    const int32_t *onehot = lookup.onehots(0, t);
     int64_t n = 0;
     for (; stretches.count - n > 6; n += 8) collapse<8>(sums + n * room, room, onehot, lines + n * LANES, width);
     if (n < stretches.count) collapse<6>(sums + n * room, room, onehot, lines + n * LANES, width);
   } else {
     for (int64_t n = 0; n < stretches.count; n++) {
-      const float *onehot = lookup.onehots(stretches.list[n].line[f], t);
+      const int32_t *onehot = lookup.onehots(stretches.list[n].line[f], t);
       V v{};
-      for (int64_t k = 0; k < width; k++) v += sums[n * room + k] * load(onehot + k * LANES);
+      for (int64_t k = 0; k < width; k++) v += put(sums[n * room + k], onehot + k * LANES);
       store(lines + n * LANES, v);
     }
   }
@@ -253,13 +254,13 @@ class KeyLineSums : public ByColumns {
       for (int64_t q = 0; q < columns_; q++) weights[*lookup.at(line, t + q)] += sums[q];
       return;
     }
-    const float *onehot = lookup.onehots(line, t);
+    const int32_t *onehot = lookup.onehots(line, t);
     V even{}, odd{};
     for (int64_t q = 0; q + 1 < columns_; q += 2) {
-      even += load(onehot + q * LANES) * sums[q];
-      odd += load(onehot + (q + 1) * LANES) * sums[q + 1];
+      even += put(sums[q], onehot + q * LANES);
+      odd += put(sums[q + 1], onehot + (q + 1) * LANES);
     }
-    if (columns_ % 2) even += load(onehot + (columns_ - 1) * LANES) * sums[columns_ - 1];
+    if (columns_ % 2) even += put(sums[columns_ - 1], onehot + (columns_ - 1) * LANES);
     float *at = weights + lookup.low[line];
     store(at, load(at) + even + odd);
   }

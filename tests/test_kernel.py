@@ -112,13 +112,19 @@ def test_sizes(size: float) -> None:
         assert ((got[what].double() - exact[what]).abs() <= bound + 1e-35).all(), what
 
 
+RISING, BROKEN = [0, 0, 1, 1, 2, 2, 3, 3, 4], [0, 1, 0, 2, 1, 3, 4, 3, 4]
+"""Buckets along a line: keys of one are neighbours, or are not."""
+
+
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(
+    "lines", [[RISING] * 3, [BROKEN] * 3, [RISING, BROKEN, RISING]], ids=["rise", "break", "differ"]
+)
 @pytest.mark.parametrize("kind", ["query", "key not mirrored"])
-def test_a_bad_query_stays_in_its_buckets(kind: str) -> None:
-    """In the gradient of a table only what its own pairs say."""
-    a = made(Case((0, 1, 1, 5), lookups=((kind, 5),), batch=1, heads=1))
-    buckets = torch.arange(9, dtype=torch.int32) // 2  # of offsets −4 to 4
-    a = a._replace(maps=[buckets.reshape(a.maps[0].shape)])
+def test_a_bad_query_stays_in_its_buckets(kind: str, lines: list[list[int]]) -> None:
+    """In the gradient of a table only what its own pairs say: offsets −1 and 0 of rows, −4 to 0 of columns."""
+    a = made(Case((0, 1, 2, 5), lookups=((kind, 5),), batch=1, heads=1))
+    a = a._replace(maps=[torch.tensor(lines, dtype=torch.int32).reshape(a.maps[0].shape)])
     grad_out = torch.randn(a.q.shape)
     grad_out[0, 0, 0, 0] = math.nan
     finite = results(a, grad_out)["entries 0"].isfinite()  # [1, features, buckets]
