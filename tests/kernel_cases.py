@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import emulated
-from test_cpu_backend import LOOKUPS, MASKS, Case, made, results
+from kernel_calls import LOOKUPS, MASKS, Case, made, results
 from whereformer.backends import kernel, library
 from whereformer.backends.kernel import Arguments
 

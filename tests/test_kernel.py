@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import emulated
+from kernel_calls import CASES, Case, hold_to_bounds, made, results
 from kernel_cases import INSTRUCTIONS, on
 from loops import close
-from test_cpu_backend import CASES, Case, hold_to_bounds, made, results
 from whereformer.backends import kernel
 from whereformer.backends.kernel import BY_KEY, Arguments
 

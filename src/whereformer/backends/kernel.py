@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from whereformer.backends import library
 from whereformer.backends.call import unwatched
@@ -376,9 +377,23 @@ class _Attention(torch.autograd.Function):
         _, *wanted = ctx.needs_input_grad
         if grad_out is None:
             return (None,) * (1 + len(wanted))
+        refuse_many(grad_out)
         out, lse, *tensors = ctx.saved_tensors
         q, k, v, entries = backward(grad_out, out, lse, _filled(ctx.rest, tensors), wanted[3:])
         return (None, q, k, v, *(g if w else None for g, w in zip(entries, wanted[3:], strict=True)))
+
+
+def refuse_many(grad_out: Tensor) -> None:
+    """Nothing, if it is one gradient.
+
+    Raises:
+        NotImplementedError: it stands for several.
+    """
+    if is_legacy_batchedtensor(grad_out):
+        raise NotImplementedError(
+            "the cpu backend takes one gradient at a time, not several (is_grads_batched=True, a jacobian with"
+            " vectorize=True): use backend='reference' for them"
+        )
 
 
 def backward(grad_out: Tensor, out: Tensor, lse: Tensor, a: Arguments, wanted: Sequence[bool]) -> Any:

@@ -157,6 +157,7 @@ class _Attention(torch.autograd.Function):
         _, *wanted = ctx.needs_input_grad
         if grad_out is None:
             return (None,) * (1 + len(wanted))
+        kernel.refuse_many(grad_out)
         prepared, saved = ctx.prepared, ctx.saved_tensors
         out, lse, q, k, v, *tables = saved
         if grad_out.stride(-1) == 1 and not torch.is_grad_enabled() and kernel.unseen((grad_out, *saved)):
