@@ -12,7 +12,8 @@ from whereformer import InputError, load_checkpoint
 from whereformer.lab.data import load
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.record import Run
-from whereformer.lab.train import build, optimizer_of, train
+from whereformer.lab.train import train
+from whereformer.lab.trainee import build, optimizer_of
 
 SHORT = Experiment(epochs=4, warmup=1, batch_size=256, encodings=("none", "learned + irpe(on='qkv')"))
 SPEC = SHORT.encodings[1]

@@ -13,7 +13,8 @@ from whereformer.lab.experiment import Experiment
 from whereformer.lab.measure import measure
 from whereformer.lab.report import Comparison, report
 from whereformer.lab.runs import accelerator_for, run_all
-from whereformer.lab.train import build, doing, ready
+from whereformer.lab.train import doing, ready
+from whereformer.lab.trainee import build
 
 
 def compare(

@@ -1,5 +1,6 @@
 """Images and labels, in batches whose order follows from (seed, epoch) alone."""
 
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -65,6 +66,14 @@ def load(experiment: Experiment) -> Data:
 def seed_of(*numbers: int) -> int:
     """One 32-bit seed from several numbers, such as (seed, epoch)."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def seed_all(*numbers: int) -> None:
+    """Seeds the generators of Python, numpy and torch."""
+    seed = seed_of(*numbers)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def batches(order: Sequence[int], size: int, share: Share, *, drop_last: bool) -> list[list[int]]:

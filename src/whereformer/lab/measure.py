@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from whereformer.lab.data import Data, Share
 from whereformer.lab.experiment import Experiment
-from whereformer.lab.train import build, optimizer_of
+from whereformer.lab.trainee import build, optimizer_of
 
 WARM_UP = 3  # rounds
 ROUNDS = 30

@@ -19,7 +19,7 @@ from whereformer.lab.data import Data, Share
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.pool import Task
 from whereformer.lab.record import Run
-from whereformer.lab.train import build
+from whereformer.lab.trainee import build
 
 IMAGES = 16  # test images that a mean bias is taken over
 

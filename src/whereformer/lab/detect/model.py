@@ -9,10 +9,10 @@ from torch import nn
 
 from whereformer.adapters import equip_detr
 from whereformer.errors import InputError
+from whereformer.lab.data import seed_all
 from whereformer.lab.detect.backbone import backbone
 from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.start import start_from
-from whereformer.lab.train import seed_all
 
 SHARPNESS = 5.4  # with which sines are compared at the start: some patches are seen, not one and not all
 PRIOR = 0.01  # of a class, in Conditional DETR's focal loss

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from whereformer.lab.data import seed_all
 from whereformer.lab.detect.augment import MEAN, SD
 from whereformer.lab.detect.boxes import Annotations
 from whereformer.lab.detect.dataset import BoxedImages
-from whereformer.lab.train import seed_all
 
 SIDE = 32  # pixels
 MARGIN = 1.2  # of the longer side of a box

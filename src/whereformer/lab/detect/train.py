@@ -1,11 +1,8 @@
 """One run in detection: (experiment, encoding, seed) -> result; and all runs of an experiment."""
 
 import json
-import math
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from accelerate import Accelerator
@@ -13,19 +10,17 @@ from rich.console import Console
 from torch import nn
 
 from whereformer.adapters.checkpoint import metadata
-from whereformer.errors import InputError
 from whereformer.lab import record
-from whereformer.lab.data import Share
 from whereformer.lab.detect.boxes import Category
 from whereformer.lab.detect.experiment import DetectionExperiment
 from whereformer.lab.detect.load import Detection
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.source import drawn, opened
 from whereformer.lab.detect.trainee import Trainee
+from whereformer.lab.epochs import CHECKPOINT_EVERY, learn, share_of, weights_of
 from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
 from whereformer.lab.runs import Counter, accelerator_for, run_all
-from whereformer.lab.train import CHECKPOINT_EVERY, weights_of
 
 CATEGORIES_KEY, EXPERIMENT_KEY = "whereformer.categories", "whereformer.experiment"
 """The metadata of a run's weights: names the categories, [[id, name], ...], and says how the model is built."""
@@ -90,33 +85,12 @@ def train(
         InputError: the loss is not finite.
     """
     run.start(experiment.single(encoding, seed))
-    share = Share(accelerator.process_index, accelerator.num_processes)
-    if experiment.batch_size % share.world:
-        raise InputError(f"batch_size={experiment.batch_size}, expected a multiple of the {share.world} processes")
-    state = run.load() or {"epoch": 0, "best": None, "log": []}
-    trainee = Trainee(experiment, encoding, seed, data, accelerator, fresh=not state["epoch"])
-    if state["epoch"]:
-        trainee.restore(state)
-        on_epoch(state["epoch"])
-    best, log, saved_at = state["best"], state["log"], monotonic()
-    metrics = None
-
-    for epoch in range(state["epoch"], experiment.epochs):
-        began, done = monotonic(), epoch + 1
-        line = {"epoch": done, **trainee.epoch(epoch, share, on_epoch)}
-        if done % experiment.evaluate_every == 0 or done == experiment.epochs:
-            metrics = trainee.tested(share)
-            line |= asdict(metrics.overall)
-            if _score(line) > max(map(_score, log), default=-math.inf):
-                best = weights_of(trainee.kept)
-        log.append({**line, "seconds": monotonic() - began})
-        on_epoch(done)
-        if done == experiment.epochs or monotonic() - saved_at > checkpoint_every:
-            run.save({"epoch": done, "best": best, "log": log, **trainee.state()})
-            saved_at = monotonic()
-
-    metrics = metrics or trainee.tested(share)  # it was killed between the last epoch and the result
-    scores = {line["epoch"]: _score(line) for line in log if "AP" in line}
+    share = share_of(experiment.batch_size, accelerator)
+    state = run.load()
+    trainee = Trainee(experiment, encoding, seed, data, accelerator, fresh=state is None)
+    log, best = learn(trainee, experiment.epochs, share, run, state, on_epoch, checkpoint_every)
+    metrics = trainee.metrics or trainee.tested(share)  # it was killed between the last epoch and the result
+    scores = {line["epoch"]: trainee.score(line) for line in log if "AP" in line}
     top = max(scores, key=lambda epoch: scores[epoch])
     result = {
         "encoding": encoding,
@@ -143,9 +117,3 @@ def about_weights(
         CATEGORIES_KEY: json.dumps([[one.id, one.name] for one in categories]),
         EXPERIMENT_KEY: experiment.to_json(),
     }
-
-
-def _score(line: dict[str, Any]) -> float:
-    """By what the best epoch is chosen: the AP, or less than any if there was no test, or nothing to find."""
-    ap = line.get("AP")
-    return -math.inf if ap is None else ap

@@ -1,6 +1,7 @@
 """What a run in detection trains: the detector, its optimizer, and the moving average of its weights."""
 
 import math
+from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from whereformer.errors import InputError
-from whereformer.lab.data import Share
+from whereformer.lab import epochs
+from whereformer.lab.data import Share, seed_all
 from whereformer.lab.detect.batches import to_train_on
 from whereformer.lab.detect.evaluate import Metrics, evaluate
 from whereformer.lab.detect.experiment import DetectionExperiment
@@ -20,14 +22,15 @@ from whereformer.lab.detect.loss import WithLoss, mean
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.objects import learn_objects
 from whereformer.lab.detect.predict import predictions
+from whereformer.lab.epochs import Line
 from whereformer.lab.pool import OnEpoch
-from whereformer.lab.train import seed_all
+from whereformer.lab.record import State
 
 TELL_EVERY = 1.0  # seconds
 
 
 class Trainee:
-    """What a run trains: the model, its optimizer, and the moving average of its weights, if there is one.
+    """What a run trains; see `epochs.Trainee`.
 
     Args:
         fresh: whether the run begins here; what it is restored to needs no start.
@@ -56,14 +59,27 @@ class Trainee:
         self.model, self.optimizer = accelerator.prepare(
             WithLoss(self.detector), optimizer_of(experiment, self.detector)
         )
+        self.metrics: Metrics | None = None  # of the last test
 
     @property
     def kept(self) -> Any:
         """What is tested and kept: the moving average, or the model itself."""
         return self.detector if self.average is None else self.average.module
 
-    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
-        """One epoch of training: the mean of the losses."""
+    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> Line:
+        """The means of the losses and, if it is tested, the metrics of all classes and sizes."""
+        line: Line = self._trained(epoch, share, on_epoch)
+        if (epoch + 1) % self.experiment.evaluate_every == 0 or epoch + 1 == self.experiment.epochs:
+            self.metrics = self.tested(share)
+            line |= asdict(self.metrics.overall)
+        return line
+
+    def score(self, line: Line) -> float:
+        """The AP, or less than any if there was no test, or nothing to find."""
+        ap = line.get("AP")
+        return -math.inf if ap is None else ap
+
+    def _trained(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
         experiment, seed = self.experiment, self.seed
         seed_all(seed, epoch, share.rank)
         self.model.train()
@@ -125,19 +141,12 @@ class Trainee:
             metrics = [evaluate(truth, rows, experiment.areas)]
         return broadcast_object_list(metrics)[0]
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.detector.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "average": self.average.state_dict() if self.average is not None else None,
-        }
+    def state(self) -> State:
+        average = self.average.state_dict() if self.average is not None else None
+        return {**epochs.state_of(self.detector, self.optimizer, self.accelerator), "average": average}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.detector.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+    def restore(self, state: State) -> None:
+        epochs.restore(state, self.detector, self.optimizer, self.accelerator)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
