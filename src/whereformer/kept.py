@@ -5,6 +5,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch.compiler import is_compiling
 
 T = TypeVar("T")
 
@@ -18,10 +20,10 @@ _lock = Lock()
 def watched() -> bool:
     """Whether a graph is being made, or a mode or a transform is on: tensors may only pretend to hold numbers."""
     return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
+        is_compiling()
+        or _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or _are_functorch_transforms_active()
     )
 
 

@@ -192,15 +192,18 @@ def attend(
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     if scale is not None and scale != query.shape[-1] ** -0.5:
         query = query * (scale * query.shape[-1] ** 0.5)
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    if not query.dtype == key.dtype == value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-    speaks_of_values = any("values" in encoding.moments() for encoding in module.inside())
-    parts = value.split(query.shape[-1], -1) if speaks_of_values else [value]
-    out = [
-        attention(query, key, part, queries, module.inside(), keys=keys, mask=attn_mask, dropout=dropout_p)
-        for part in parts
-    ]
-    return torch.cat(out, -1) if len(out) > 1 else out[0]
+
+    inside, features = tuple(module.inside()), query.shape[-1]
+
+    def attended(value: Tensor) -> Tensor:
+        return attention(query, key, value, queries, inside, keys=keys, mask=attn_mask, dropout=dropout_p)
+
+    if value.shape[-1] != features and any("values" in encoding.moments() for encoding in inside):
+        return torch.cat([attended(part) for part in value.split(features, -1)], -1)
+    return attended(value)
 
 
 def held(module: nn.Module) -> Iterable[PositionEncoding]:

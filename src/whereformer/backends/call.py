@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _get_tracing_state
+from torch._C._autograd import _profiler_enabled
 from torch.autograd import forward_ad
 
 from whereformer.forms import Forms
@@ -38,6 +40,4 @@ def forward_mode() -> bool:
 
 def unwatched() -> bool:
     """Whether nobody looks at what torch is asked for: no graph, mode or transform, no tracer, no profiler."""
-    return not (
-        watched() or torch._C._get_tracing_state() or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
-    )
+    return not (watched() or _get_tracing_state() or _profiler_enabled())
