@@ -29,7 +29,7 @@ class Trainee(Protocol):
         """Whose weights are tested and kept."""
         ...
 
-    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> Line:
+    def epoch(self, epoch: int, on_epoch: OnEpoch) -> Line:
         """Trains for an epoch, and tests if that is due."""
         ...
 
@@ -57,7 +57,6 @@ def share_of(batch_size: int, accelerator: Accelerator) -> Share:
 def learn(
     trainee: Trainee,
     epochs: int,
-    share: Share,
     run: Run,
     state: State | None,
     on_epoch: OnEpoch,
@@ -76,7 +75,7 @@ def learn(
     saved_at = monotonic()
     while done < epochs:
         began = monotonic()
-        line = {"epoch": done + 1, **trainee.epoch(done, share, on_epoch)}
+        line = {"epoch": done + 1, **trainee.epoch(done, on_epoch)}
         done += 1
         if trainee.score(line) > max(map(trainee.score, log), default=-math.inf):
             best = weights_of(trainee.kept)

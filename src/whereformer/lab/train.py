@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from whereformer.adapters.checkpoint import metadata
 from whereformer.lab.data import Data, load
-from whereformer.lab.epochs import CHECKPOINT_EVERY, learn, share_of, weights_of
+from whereformer.lab.epochs import CHECKPOINT_EVERY, learn, weights_of
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.pool import Do, OnEpoch
 from whereformer.lab.record import Run
@@ -45,15 +45,14 @@ def train(
     numbers as one that was not.
     """
     run.start(experiment.single(encoding, seed))
-    share = share_of(experiment.batch_size, accelerator)
     trainee = Trainee(experiment, encoding, seed, data, accelerator)
-    log, best = learn(trainee, experiment.epochs, share, run, run.load(), on_epoch, checkpoint_every)
+    log, best = learn(trainee, experiment.epochs, run, run.load(), on_epoch, checkpoint_every)
     result = {
         "encoding": encoding,
         "seed": seed,
         "accuracy": log[-1]["accuracy"],
         "best_accuracy": max(line["accuracy"] for line in log),
-        "accuracy_by_size": {str(size): trainee.accuracy(size, share) for size in experiment.sizes},
+        "accuracy_by_size": {str(size): trainee.accuracy(size) for size in experiment.sizes},
         "seconds": sum(line["seconds"] for line in log),
     }
     last = weights_of(trainee.kept)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from whereformer.adapters import equip
 from whereformer.errors import InputError
 from whereformer.lab import epochs, models
-from whereformer.lab.data import Data, Share, seed_all
+from whereformer.lab.data import Data, seed_all
 from whereformer.lab.epochs import Line
 from whereformer.lab.experiment import Experiment
 from whereformer.lab.pool import OnEpoch
@@ -56,6 +56,7 @@ class Trainee:
         self, experiment: Experiment, encoding: str, seed: int, data: Data, accelerator: Accelerator
     ) -> None:
         self.experiment, self.data, self.accelerator, self.seed = experiment, data, accelerator, seed
+        self.share = epochs.share_of(experiment.batch_size, accelerator)
         model = build(experiment, encoding, seed, data).to(accelerator.device)
         self.model, self.optimizer = accelerator.prepare(model, optimizer_of(experiment, model))
         self.steps = data.train_count // experiment.batch_size
@@ -65,12 +66,12 @@ class Trainee:
     def kept(self) -> nn.Module:
         return self.accelerator.unwrap_model(self.model)
 
-    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> Line:
-        seed_all(self.seed, epoch, share.rank)
+    def epoch(self, epoch: int, on_epoch: OnEpoch) -> Line:
+        seed_all(self.seed, epoch, self.share.rank)
         self.model.train()
         device = self.accelerator.device
         total = torch.zeros((), device=device)
-        for step, (images, labels) in enumerate(self.data.train(self.seed, epoch, share)):
+        for step, (images, labels) in enumerate(self.data.train(self.seed, epoch, self.share)):
             self.schedule.step_update(epoch * self.steps + step)
             loss = F.cross_entropy(self.model(images.to(device)), labels.to(device))
             self.accelerator.backward(loss)
@@ -78,18 +79,18 @@ class Trainee:
             self.optimizer.zero_grad()
             total += loss.detach()
         loss = float(self.accelerator.reduce(total, "mean")) / self.steps  # pyright: ignore[reportArgumentType]
-        accuracy = self.accuracy(self.experiment.image_size, share)
+        accuracy = self.accuracy(self.experiment.image_size)
         return {"loss": loss if math.isfinite(loss) else None, "accuracy": accuracy}
 
     def score(self, line: Line) -> float:
         return line["accuracy"]
 
     @torch.no_grad()
-    def accuracy(self, size: int, share: Share) -> float:
+    def accuracy(self, size: int) -> float:
         """In %, on the test images at `size` x `size` pixels, each image counted once."""
         model, device = self.kept.eval(), self.accelerator.device
         counts = torch.zeros(2, dtype=torch.int64, device=device)  # right, seen
-        for images, labels in self.data.test(size, share):
+        for images, labels in self.data.test(size, self.share):
             predicted = model(images.to(device)).argmax(-1)
             counts += torch.stack([(predicted == labels.to(device)).sum(), counts.new_tensor(len(labels))])
         right, seen = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]

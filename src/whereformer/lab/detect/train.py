@@ -17,7 +17,7 @@ from whereformer.lab.detect.load import Detection
 from whereformer.lab.detect.model import build
 from whereformer.lab.detect.source import drawn, opened
 from whereformer.lab.detect.trainee import Trainee
-from whereformer.lab.epochs import CHECKPOINT_EVERY, learn, share_of, weights_of
+from whereformer.lab.epochs import CHECKPOINT_EVERY, learn, weights_of
 from whereformer.lab.pool import Do, OnEpoch, Task
 from whereformer.lab.record import Run
 from whereformer.lab.runs import Counter, accelerator_for, run_all
@@ -85,11 +85,10 @@ def train(
         InputError: the loss is not finite.
     """
     run.start(experiment.single(encoding, seed))
-    share = share_of(experiment.batch_size, accelerator)
     state = run.load()
     trainee = Trainee(experiment, encoding, seed, data, accelerator, fresh=state is None)
-    log, best = learn(trainee, experiment.epochs, share, run, state, on_epoch, checkpoint_every)
-    metrics = trainee.metrics or trainee.tested(share)  # it was killed between the last epoch and the result
+    log, best = learn(trainee, experiment.epochs, run, state, on_epoch, checkpoint_every)
+    metrics = trainee.metrics or trainee.tested()  # it was killed between the last epoch and the result
     scores = {line["epoch"]: trainee.score(line) for line in log if "AP" in line}
     top = max(scores, key=lambda epoch: scores[epoch])
     result = {

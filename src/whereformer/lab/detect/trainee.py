@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from whereformer.errors import InputError
 from whereformer.lab import epochs
-from whereformer.lab.data import Share, seed_all
+from whereformer.lab.data import seed_all
 from whereformer.lab.detect.batches import to_train_on
 from whereformer.lab.detect.evaluate import Metrics, evaluate
 from whereformer.lab.detect.experiment import DetectionExperiment
@@ -48,6 +48,7 @@ class Trainee:
     ) -> None:
         self.experiment, self.data, self.accelerator = experiment, data, accelerator
         self.encoding, self.seed = encoding, seed
+        self.share = epochs.share_of(experiment.batch_size, accelerator)
         self.detector = build(experiment, encoding, seed, len(data.train.categories)).to(accelerator.device)
         if fresh and experiment.backbone_epochs and not experiment.weights:
             learn_objects(self.detector.model.backbone.model, data.train, experiment.backbone_epochs, seed)
@@ -66,11 +67,11 @@ class Trainee:
         """What is tested and kept: the moving average, or the model itself."""
         return self.detector if self.average is None else self.average.module
 
-    def epoch(self, epoch: int, share: Share, on_epoch: OnEpoch) -> Line:
+    def epoch(self, epoch: int, on_epoch: OnEpoch) -> Line:
         """The means of the losses and, if it is tested, the metrics of all classes and sizes."""
-        line: Line = self._trained(epoch, share, on_epoch)
+        line: Line = self._trained(epoch, on_epoch)
         if (epoch + 1) % self.experiment.evaluate_every == 0 or epoch + 1 == self.experiment.epochs:
-            self.metrics = self.tested(share)
+            self.metrics = self.tested()
             line |= asdict(self.metrics.overall)
         return line
 
@@ -79,9 +80,9 @@ class Trainee:
         ap = line.get("AP")
         return -math.inf if ap is None else ap
 
-    def _trained(self, epoch: int, share: Share, on_epoch: OnEpoch) -> dict[str, float]:
+    def _trained(self, epoch: int, on_epoch: OnEpoch) -> dict[str, float]:
         experiment, seed = self.experiment, self.seed
-        seed_all(seed, epoch, share.rank)
+        seed_all(seed, epoch, self.share.rank)
         self.model.train()
         steps = len(self.data.train) // experiment.batch_size
         totals, told = {}, monotonic()
@@ -91,7 +92,7 @@ class Trainee:
             experiment.batch_size,
             seed=seed,
             epoch=epoch,
-            share=share,
+            share=self.share,
             workers=experiment.loader_workers,
         )
         for step, batch in enumerate(batches):
@@ -122,7 +123,7 @@ class Trainee:
         if self.average is not None:
             self.average.update_parameters(self.detector)
 
-    def tested(self, share: Share) -> Metrics:
+    def tested(self) -> Metrics:
         """The metrics of the images to test on, each of which one process looks at."""
         experiment, truth = self.experiment, self.data.validation
         rows = predictions(
@@ -131,7 +132,7 @@ class Trainee:
             experiment.augmented,
             experiment.batch_size,
             self.accelerator.device,
-            share=share,
+            share=self.share,
             workers=experiment.loader_workers,
         )
         places = {picture.id: place for place, picture in enumerate(truth.pictures)}
