@@ -1,15 +1,18 @@
-"""Calls of the kernel, of random numbers; and what they may be off by."""
+"""Calls of the kernel, of random numbers, where it is there; and what they may be off by."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 import emulated
 from whereformer.backends import kernel
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES, Arguments
+
+compiled = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
 
 
 @dataclass(frozen=True)

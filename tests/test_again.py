@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
+from kernel_calls import compiled
 from whereformer import Grid, InputError, PositionEncoding, again, attention, equip, parse
 from whereformer.backends import kernel
 from whereformer.backends.prepared import THREADS, Prepared
@@ -23,7 +24,7 @@ from whereformer.catalog import CATALOG
 from whereformer.encoding import overridden
 from whereformer.encodings import IRPE, Swin
 
-pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=f"no compiled kernel: {kernel.missing()}")
+pytestmark = compiled
 
 GRID = Grid(3, 4, prefix=1)
 HEADS, WIDTH = 2, 8

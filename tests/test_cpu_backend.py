@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import emulated
+from kernel_calls import compiled
 from loops import close, leaf, same_gradients
 from test_attention import (
     BATCH,
@@ -48,8 +49,6 @@ from whereformer.backends.call import Call
 from whereformer.backends.kernel import BY_KEY, BY_QUERY, SHARED, VALUES, Arguments
 from whereformer.forms import Scores
 from whereformer.index import Buckets, Clip, Separable
-
-compiled = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
 
 
 def qkv(grid: Grid, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

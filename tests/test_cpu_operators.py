@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel_calls import compiled
 from loops import close, same_gradients
 from test_attention import BATCH, GRID, HEAD_DIM, HEADS, TOKENS, some_mask
-from test_cpu_backend import compiled, qkv, some
+from test_cpu_backend import qkv, some
 from test_forms import Largest
 from whereformer import Grid, attention
 from whereformer.backends import kernel, lookups
 from whereformer.backends.kernel import Arguments
 
+pytestmark = compiled
+
 TOGETHER = "irpe(on='qkv') + rope_axial + swin + lepe + irpe(mode='bias')"
 
 
-@compiled
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of opcheck's own
 @pytest.mark.parametrize("text", ["none", "irpe(on='qkv')", TOGETHER, "rope_mixed + irpe", "sasa"])
 @pytest.mark.parametrize("mask_kind", ["none", "-inf"])
@@ -49,7 +51,6 @@ def test_operators_are_what_they_say(text: str, mask_kind: str, monkeypatch: pyt
     torch.library.opcheck(backward, (torch.randn_like(out), out, lse, *plain, wanted))
 
 
-@compiled
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_whole(dynamic: bool) -> None:
     encodings = some(TOGETHER)
@@ -82,7 +83,6 @@ class Exported(torch.nn.Module):
         return attention(x, x.roll(1, -1), x, grid, list(self.encodings), backend="cpu")  # type: ignore[arg-type]
 
 
-@compiled
 def test_exports_with_free_sizes() -> None:
     model = Exported().eval()
     free = {0: torch.export.Dim("batch", min=1, max=9)}
@@ -95,7 +95,6 @@ def test_exports_with_free_sizes() -> None:
             close(exported(image), model(image))
 
 
-@compiled
 def test_gradients_of_gradients_are_refused() -> None:
     q, k, v = qkv(GRID)
     out = attention(q, k, v, GRID, some("irpe"), backend="cpu")
@@ -104,7 +103,6 @@ def test_gradients_of_gradients_are_refused() -> None:
         gradient.sum().backward()
 
 
-@compiled
 def test_several_gradients_at_once_are_refused() -> None:
     """By the first call, and by one like those before."""
     q, k, v = qkv(GRID)
@@ -115,7 +113,6 @@ def test_several_gradients_at_once_are_refused() -> None:
             torch.autograd.grad(out, (q, k, v), torch.randn(2, *out.shape), is_grads_batched=True)
 
 
-@compiled
 def test_output_and_gradients_lie_as_models_want_them() -> None:
     """The output as [batch, tokens, heads, d], so that heads are joined without a copy; gradients as inputs."""
     whole = torch.randn(BATCH, TOKENS, 3, HEADS, HEAD_DIM, requires_grad=True)
@@ -126,7 +123,6 @@ def test_output_and_gradients_lie_as_models_want_them() -> None:
     assert all(g.transpose(1, 2).is_contiguous() for g in gradients)
 
 
-@compiled
 @pytest.mark.parametrize("where", ["features", "broadcast", "expanded gradient"])
 def test_any_strides(where: str) -> None:
     q, k, v = qkv(GRID)
@@ -148,7 +144,6 @@ def test_any_strides(where: str) -> None:
             close(g, e)
 
 
-@compiled
 @pytest.mark.parametrize("which", ["q", "k", "v", "gradient"])
 @pytest.mark.parametrize(
     "odd", [torch._neg_view, lambda x: torch._efficientzerotensor(x.shape)], ids=["negatives", "zeros"]
@@ -170,7 +165,6 @@ def test_numbers_that_do_not_lie_in_memory(odd: Callable[[Tensor], Tensor], whic
             close(got, expected)
 
 
-@compiled
 @pytest.mark.parametrize("text", ["irpe(on='qkv')", "swin", "decomposed", "rope_axial"])
 def test_nothing_of_queries_times_keys_is_made(text: str) -> None:
     """Forward or backward: the largest tensor has a number for each token and feature, or for each offset."""
@@ -195,7 +189,6 @@ class Called(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@compiled
 def test_the_operator_is_there_for_all_who_look() -> None:
     """Modes and profilers see it; where nobody looks the kernel is called without it, with the same numbers."""
     q, k, v = qkv(GRID)
@@ -220,7 +213,6 @@ def test_the_operator_is_there_for_all_who_look() -> None:
     assert torch.equal(plain[0], inferred)
 
 
-@compiled
 @pytest.mark.parametrize("where", ["k", "v", "table"])
 def test_tensors_elsewhere_are_refused(where: str) -> None:
     """Their addresses mean nothing to the kernel."""
@@ -238,7 +230,6 @@ def test_tensors_elsewhere_are_refused(where: str) -> None:
             attention(*tensors.values(), GRID, [encoding], backend="cpu")
 
 
-@compiled
 def test_maps_made_under_a_mode_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grid, encodings = Grid(2, 9), some("irpe")
     with Called():
@@ -257,7 +248,6 @@ def test_maps_made_under_a_mode_are_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert made == 1
 
 
-@compiled
 def test_no_images_and_no_gradient() -> None:
     q, k, v = (torch.zeros(0, HEADS, TOKENS, HEAD_DIM, requires_grad=True) for _ in range(3))
     encodings = some("irpe(on='qkv')")
@@ -267,7 +257,6 @@ def test_no_images_and_no_gradient() -> None:
     assert all(not p.grad.any() for p in encodings[0].parameters() if p.grad is not None)
 
 
-@compiled
 def test_trains_after_inference_mode() -> None:
     q, k, v = qkv(GRID)
     encodings = some(TOGETHER)
@@ -278,7 +267,6 @@ def test_trains_after_inference_mode() -> None:
     out.sum().backward()
 
 
-@compiled
 def test_under_autocast() -> None:
     """Tokens go in as bfloat16, tables stay float32."""
     q, k, v = qkv(GRID)
@@ -307,7 +295,6 @@ def _on_its_part(rank: int, store: str, results: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
-@compiled
 def test_two_processes_share_their_gradients(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Manager() as manager:
         results = manager.dict()

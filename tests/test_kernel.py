@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 import emulated
-from kernel_calls import CASES, Case, hold_to_bounds, made, results
+from kernel_calls import CASES, QKV, Case, compiled, hold_to_bounds, made, results
 from kernel_cases import INSTRUCTIONS, on
 from loops import close
 from whereformer.backends import kernel
 from whereformer.backends.kernel import BY_KEY, Arguments
 
-pytestmark = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
-
-QKV = (("query", 50), ("key", 50), ("values", 50))
+pytestmark = compiled
 
 
 def called(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Arguments, Tensor]:

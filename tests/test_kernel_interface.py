@@ -8,10 +8,8 @@ import torch
 from torch.utils import deterministic
 
 import emulated
-from kernel_calls import CASES, hold_to_bounds, made, results
+from kernel_calls import CASES, compiled, hold_to_bounds, made, results
 from whereformer.backends import kernel, library
-
-compiled = pytest.mark.skipif(bool(kernel.missing()), reason=kernel.missing() or "-")
 
 
 def test_the_kernel_is_here_where_it_can_be_built() -> None:

@@ -195,7 +195,6 @@ def attend(
     if not query.dtype == key.dtype == value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = module.grids(module, module.place.grid)
-
     inside, features = tuple(module.inside()), query.shape[-1]
 
     def attended(value: Tensor) -> Tensor:
